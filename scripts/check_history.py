@@ -288,7 +288,11 @@ def explain(history: History) -> tuple[Counter[str], list[Finding]]:
                 cause, copies = "sent more than once", copies - 1
             causes[cause or "none"] += 1
             if cause is None:
-                text = f"message {message} {stage} at {second['t']:.3f} s in process {second['p']}"
+                before = ordered[number - 1]
+                text = (
+                    f"message {message} {stage} at {second['t']:.3f} s in process {second['p']}, "
+                    f"after {before['t']:.3f} s in process {before['p']}"
+                )
                 found.append(Finding(Anomaly.UNEXPLAINED, text))
     return causes, found
 

@@ -91,10 +91,10 @@ class Causes:
         """Return whether the first delivery took longer than allowed, or its process got no processor for a while."""
         if self._slow_s is None:
             return False
-        stalls = self._history.stalls.get(str(first["p"]), ())
-        if any(first["t"] <= line["until"] and line["t"] <= again for line in stalls):
-            return True
         since = float(first.get("since") or first["t"])
+        stalls = self._history.stalls.get(str(first["p"]), ())
+        if any(since <= line["until"] and line["t"] <= again for line in stalls):
+            return True
         return bool(again - since >= self._slow_s)
 
     # ------------------------------------------------------------------ the connection that brought a message

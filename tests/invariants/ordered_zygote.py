@@ -101,7 +101,7 @@ async def host(url: str, stream: str, diary: str, *, deadly: bool) -> None:
     async def pay(ctx: JobContext) -> None:
         number = ctx.data["n"]
         message = f"{ctx.key}/{number}"
-        record("deliver", id=message, n=ctx.attempt)
+        record("deliver", id=message, n=ctx.attempt, since=round(ctx.delivery.message.leased_at, 6))
         maybe_die(chance, diary, "before effect")
         if number % 7 == 0 and ctx.attempt == 1:
             record("retry", id=message)

@@ -19,10 +19,10 @@ from tests.invariants.recorder import Recorder
 
 from conquiet.errors import LifecycleError, QueueError
 from conquiet.processor import DeadFilter, JobContext, Processor, ProcessorSettings, RateLimit, RetryPolicy
-from conquiet.processor.scripts import Script
+from conquiet.processor.scripts import Script, script
 from conquiet.runtime import RuntimeSettings
 
-STEPS = {"tick", "emit", "park", "unpark", "turn", "replay"}
+STEPS = {"promote_due", "emit", "park", "unpark", "turn", "replay"}
 """Steps that are sent alone. The settler sends retries and dead letters together."""
 
 PARKED_EVENTS = 60
@@ -36,14 +36,16 @@ def arm(diary: str) -> None:
     """Make the steps deadly: by their own method, and by the settler's pipelines."""
     from conquiet.processor.settler import ProcessorSettler
 
+    for step in STEPS:
+        script(step)  # a renamed script fails here; otherwise no host would ever be killed in it
     run, exchange = Script.run, ProcessorSettler._exchange
 
     async def deadly_run(self: Script, client: Any, keys: Any, args: Any) -> Any:
         chance = CHANCE if self.name in STEPS else 0.0
         maybe_die(chance, diary, f"before {self.name}")
         reply = await run(self, client, keys, args)
-        # A tick that moved nothing is not a step to kill at.
-        maybe_die(chance if self.name != "tick" or reply[0] else 0.0, diary, f"after {self.name}")
+        # A promotion that moved nothing is not a step to kill at.
+        maybe_die(chance if self.name != "promote_due" or reply[0] else 0.0, diary, f"after {self.name}")
         return reply
 
     async def deadly_exchange(self: ProcessorSettler, calls: Any) -> Any:
@@ -55,6 +57,11 @@ def arm(diary: str) -> None:
 
     Script.run = deadly_run  # type: ignore[method-assign]
     ProcessorSettler._exchange = deadly_exchange  # type: ignore[method-assign]
+
+
+def note_delivery(ctx: JobContext) -> None:
+    """Record that a handler began, and since when its lease has not been renewed: another host may claim it then."""
+    record("deliver", id=ctx.id, n=ctx.attempt, since=round(ctx.delivery.message.leased_at, 6))
 
 
 def maybe_die(chance: float, diary: str, where: str) -> None:
@@ -85,7 +92,7 @@ async def host(url: str, stream: str) -> None:
 
     @processor.handler("flaky", retry=three)
     async def flaky(ctx: JobContext) -> None:
-        record("deliver", id=ctx.id, n=ctx.attempt)
+        note_delivery(ctx)
         await asyncio.sleep(0.002)
         if ctx.attempt < 3:
             record("retry", id=ctx.id)
@@ -95,20 +102,20 @@ async def host(url: str, stream: str) -> None:
 
     @processor.handler("doomed", retry=three)
     async def doomed(ctx: JobContext) -> None:
-        record("deliver", id=ctx.id, n=ctx.attempt)
+        note_delivery(ctx)
         record("retry", id=ctx.id)
         raise LookupError
 
     @processor.handler("revived")
     async def revived(ctx: JobContext) -> None:
-        record("deliver", id=ctx.id, n=ctx.attempt)
+        note_delivery(ctx)
         if not ctx.envelope.replays:
             record("retry", id=ctx.id)
             raise LookupError
         await done(ctx)
 
     async def plain(ctx: JobContext) -> None:
-        record("deliver", id=ctx.id, n=ctx.attempt)
+        note_delivery(ctx)
         await done(ctx)
 
     processor.handler("limited", rate=RateLimit(200))(plain)

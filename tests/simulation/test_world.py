@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.simulation.world import live
 
-from conquiet.runtime import claiming, lease, pending_reader, runner
+from conquiet.runtime import claiming, heartbeat, pending_reader, runner
 from conquiet.runtime.acknowledger import Acknowledger
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def first_bad_seed(most: int) -> tuple[int, dict[str, int]]:
 
 
 def test_a_lease_that_is_not_extended_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "due", lambda *_: [])
+    monkeypatch.setattr(heartbeat, "due", lambda *_: [])
 
     seed, found = first_bad_seed(200)
 

@@ -31,7 +31,7 @@ from tests.simulation.redis_model import RedisModel
 
 from conquiet.core.backoff import Backoff
 from conquiet.errors import QueueError
-from conquiet.runtime import assembly, engine, lease
+from conquiet.runtime import assembly, engine, heartbeat
 from conquiet.runtime.engine import Engine
 from conquiet.runtime.executor import HandlerExecutor
 from conquiet.runtime.name_reservation import RENEW_S
@@ -43,7 +43,7 @@ FAULTS_S = 12.0
 RECOVERY_S = 60.0
 
 
-class SimulatedHeartbeat(lease.Heartbeat):
+class SimulatedHeartbeat(heartbeat.Heartbeat):
     """The heartbeat, with beats that the loop calls: a thread would have its own schedule."""
 
     _beating: asyncio.TimerHandle | None = None
@@ -67,10 +67,10 @@ class SimulatedHeartbeat(lease.Heartbeat):
         try:
             self.beat(time.monotonic())
             if (taken := self._name.renew(self._servers.client)) is not None:
-                self._on_name_taken(taken)
+                self._callbacks.name_taken(taken)
             self._last_success = time.monotonic()
         except QueueError as error:
-            self._on_error(error)
+            self._callbacks.failed(error)
             pause_s /= 4
         if not self._has_ended:
             self._later(pause_s)

@@ -13,11 +13,12 @@ See docs/decisions/0001 and 0003 and 0005.
 
 import time
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any
 
 from sqlalchemy.engine import Engine
 
 from conquiet.config import DbConfig
+from conquiet.core.closing import ClosedAfterUse
 from conquiet.db import statement_batch
 from conquiet.db.dialects import require_strategy, require_writer_supported
 from conquiet.db.insert import Inserts
@@ -33,7 +34,7 @@ from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError
 _UNSUPPORTED = "unsupported"
 
 
-class DbWriter:
+class DbWriter(ClosedAfterUse):
     """Write rows of one database under one lock strategy. Threads may share a writer.
 
     Any failure is a ``DbWriteError`` that names errno, table and operation and no value; the driver's
@@ -45,8 +46,9 @@ class DbWriter:
             pool, with the same settings (docs/decisions/0007); the engine itself is not changed.
         db_config: ``id_column`` identifies rows; ``table_name`` is the table of ``modify``.
         lock_strategy: For UPDATE. Under NONE concurrent read-modify-write loses updates.
-        lock_timeout_s: Longest wait for an advisory or table lock, in whole seconds; 10 if None. Row locks wait as
-            long as the server's ``innodb_lock_wait_timeout``, so with ROW (and NONE) it is a ``ConfigurationError``.
+        lock_timeout_s: Longest wait for an advisory or table lock; 10 if None. Where the server has whole seconds
+            only, a fraction is rounded up. Row locks wait as long as the server's ``innodb_lock_wait_timeout``, so with
+            ROW (and NONE) it is a ``ConfigurationError``.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class DbWriter:
         db_config: DbConfig,
         lock_strategy: LockStrategy = LockStrategy.NONE,
         *,
-        lock_timeout_s: int | None = None,
+        lock_timeout_s: float | None = None,
     ) -> None:
         self.engine = require_writer_supported(engine)
         if not isinstance(db_config, DbConfig):
@@ -147,12 +149,6 @@ class DbWriter:
         if not self._closed:
             self._closed = True
             writer_pool_of(self.engine).unregister(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _kind: object, _error: BaseException | None, _trace: object) -> None:
-        self.close()
 
     def _insert_rows(self, rows: statement_batch.Rows, outcomes: list[WriteOutcome]) -> None:
         before, started = len(outcomes), time.monotonic()

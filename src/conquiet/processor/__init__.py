@@ -2,6 +2,9 @@
 
     Processor           lifecycle and public interface      processor.py, operator_calls.py
     Execution           runs one message                    execution.py, handler_runner.py, middleware.py, context.py
+    BatchExecution      runs a batch                        batch_execution.py, batch_handler_runner.py
+    Admission           may a message run now?              admission.py, unknown_events.py, job_canceller.py
+    AttemptRecorder     states, results, failures           attempt_recorder.py, jobs.py, results.py
     decide              settlement after a failure          policy.py (pure)
     Envelope            format of a message                 envelope.py (pure), keys.py (pure)
     Emitter             emits messages                      emitter.py, sync_emitter.py, emit_requests.py (shared rules)

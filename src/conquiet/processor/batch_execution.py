@@ -1,6 +1,6 @@
 """Run the messages of one batch together and settle each. ``execution`` runs single messages.
 
-    each: read the envelope ─▶ for this group? ─▶ due? ─▶ paused?
+    each: read the envelope ─▶ for this group? ─▶ may it run now?
     the admitted: limiter? ─▶ run together ─▶ decide for each
 
 An attempt is charged only to a message that failed alone; see ``core.batch_run``.
@@ -10,51 +10,49 @@ See docs/decisions/0044.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from conquiet.core import tracing
 from conquiet.core.batch_run import BatchRun, Outcome
 from conquiet.core.batching import BatchSettings
 from conquiet.core.settlement import ACKNOWLEDGE, Defer, KeepPending, Settlement
 from conquiet.errors import LeaseLostError
+from conquiet.processor.admission import Admission
+from conquiet.processor.attempt_recorder import AttemptRecorder
 from conquiet.processor.batch_handler_runner import BatchHandlerRunner
-from conquiet.processor.cancellation import CancelWatch
 from conquiet.processor.context import JobContext
+from conquiet.processor.emitter import Emitter
 from conquiet.processor.envelope import Envelope
-from conquiet.processor.jobs import JobRecorder, JobState
-from conquiet.processor.pauses import Pauses
+from conquiet.processor.envelope_decoder import EnvelopeDecoder
 from conquiet.runtime.batch_executor import lost_lease
 from conquiet.runtime.context import LeaseManager, MessageContext
 from conquiet.runtime.message import RuntimeMessage
-
-if TYPE_CHECKING:
-    from conquiet.processor.execution import Execution
 
 
 class BatchExecution:
     """Executes batches for one host.
 
     Args:
-        execution: Settles single messages and failed messages.
         runners: Batch handlers by event.
-        cancels: Tracks cancellation requests.
-        pauses: Tracks paused streams and events.
-        jobs: Records job states. None if they are not kept.
+        emitter: For ``ctx.emit``.
+        decoder: Reads envelopes, and settles messages that have none.
+        admission: Decides whether a message may run now.
+        attempts: Records attempts, and decides the settlement of failed ones.
     """
 
     def __init__(
         self,
-        execution: "Execution",
         runners: Mapping[str, BatchHandlerRunner],
-        cancels: CancelWatch,
-        pauses: Pauses,
-        jobs: JobRecorder | None,
+        *,
+        emitter: Emitter,
+        decoder: EnvelopeDecoder,
+        admission: Admission,
+        attempts: AttemptRecorder,
     ) -> None:
-        self._cancels = cancels
-        self._pauses = pauses
-        self._jobs = jobs
-        self._execution = execution
         self._runners = runners
+        self._emitter = emitter
+        self._decoder = decoder
+        self._admission = admission
+        self._attempts = attempts
         self._found = {event: (event, runner.batch) for event, runner in runners.items()}
         self.largest = max(runner.batch.size for runner in runners.values())
 
@@ -70,48 +68,23 @@ class BatchExecution:
         runner = self._runners[key]
         settlements: dict[RuntimeMessage, Settlement] = {}
         admitted: list[tuple[Envelope, MessageContext]] = []
-        decode, runs_at_once = self._execution.decode, self._runs_at_once
+        decode, is_certain = self._decoder.decode, self._admission.is_certain
         for message in messages:
-            decision = decode(message)
-            if not isinstance(decision, Envelope):
-                settlements[message] = await self._execution.refuse(message, decision)
+            decoded = decode(message)
+            if not isinstance(decoded, Envelope):
+                settlements[message] = await self._decoder.refuse(message, decoded)
                 continue
-            settled = None if runs_at_once(message, decision) else await self._settled_early(message, decision, leases)
+            settled: Settlement | None = None
+            if not is_certain(message, decoded):
+                settled = await self._admission.admit(message, leases, decoded, runner)
             if settled is None:
-                admitted.append((decision, MessageContext(message, leases)))
+                admitted.append((decoded, MessageContext(message, leases)))
             else:
                 settlements[message] = settled
         if admitted:
-            members = runner.contexts(admitted, self._execution.emitter)
+            members = runner.contexts(admitted, self._emitter)
             settlements |= await self._run_limited(runner, members, leases)
         return [settlements[message] for message in messages]
-
-    def _runs_at_once(self, message: RuntimeMessage, envelope: Envelope) -> bool:
-        """Return True if no key, delay, cancellation or pause needs to be checked.
-
-        This is the fast path for nearly all messages. The full check costs four coroutines per message.
-        """
-        return (
-            envelope.key is None
-            and envelope.delay_until_ms is None
-            and message.delivery_count == 1
-            and not self._cancels.requested_in
-            and not self._pauses.exist
-        )
-
-    def _ends_plainly(self, message: RuntimeMessage, envelope: Envelope) -> bool:
-        """Return True if a successful message needs no cancellation, result or state to be written."""
-        return not message.cancel_requested and envelope.keep_result_ms is None and self._jobs is None
-
-    async def _settled_early(
-        self, message: RuntimeMessage, envelope: Envelope, leases: LeaseManager
-    ) -> Settlement | None:
-        """Return the settlement of a message that does not run now; None if it runs."""
-        return (
-            await self._execution.too_early(message, envelope)
-            or await self._execution.cancelled(message, leases)
-            or await self._execution.parked(message, envelope, leases)
-        )
 
     async def _run_limited(
         self, runner: BatchHandlerRunner, members: list[JobContext], leases: LeaseManager
@@ -129,34 +102,35 @@ class BatchExecution:
     async def _run(
         self, runner: BatchHandlerRunner, members: list[JobContext], leases: LeaseManager
     ) -> dict[RuntimeMessage, Settlement]:
-        if self._jobs is not None:
+        attempts = self._attempts
+        if attempts.jobs is not None:
             for member in members:
-                await self._execution.record(member.delivery.message, member.envelope, JobState.RUNNING)
+                await attempts.started(member.delivery.message, member.envelope)
         call = partial(runner.invoke_batch, stream=members[0].delivery.stream)
         messages = [member.delivery.message for member in members]
-        self._execution.begin(messages)
+        attempts.begin(messages)
         span = tracing.BatchSpan(
             "redis",
             messages[0].stream,
             lambda: [_linked(member.envelope) for member in members],
             event=members[0].envelope.event,
-            group=self._execution.group,
+            group=leases.group,
         )
         try:
             with span:
                 outcomes = await BatchRun(members, call, lost=_lost).run()
                 span.record(outcomes)
         except BaseException:
-            self._execution.abandon(messages)
+            attempts.abandon(messages)
             raise
         for member, outcome in zip(members, outcomes, strict=True):
             if outcome is not None and member.envelope.first_attempt is None:
                 member.envelope.first_attempt = span.context
         settlements: dict[RuntimeMessage, Settlement] = {}
-        ends_plainly, stop_watching = self._ends_plainly, self._cancels.running.pop
+        must_record, ended = attempts.must_record, attempts.running.pop
         for message, member, outcome in zip(messages, members, outcomes, strict=True):
-            if outcome is None and ends_plainly(message, member.envelope):
-                stop_watching(message, None)
+            ended(message, None)
+            if outcome is None and not must_record(message, member.envelope):
                 _succeed(runner, message)
                 settlements[message] = ACKNOWLEDGE
             else:
@@ -167,15 +141,11 @@ class BatchExecution:
         self, runner: BatchHandlerRunner, member: JobContext, outcome: Outcome, leases: LeaseManager
     ) -> Settlement:
         message = member.delivery.message
-        cancelled = await self._execution.end(message, outcome, leases)
-        if cancelled is not None:
-            return cancelled
-        if isinstance(outcome, LeaseLostError):
+        if isinstance(outcome, LeaseLostError) and not message.cancel_requested:
             return KeepPending(outcome)  # it has a new owner; this is not a failed attempt
         if outcome is not None:
-            return await self._execution.failed(message, member.envelope, runner, outcome)
-        await self._execution.keep_result(message, member.envelope)
-        await self._execution.record(message, member.envelope, JobState.SUCCEEDED, member.caused)
+            return await self._attempts.failed(message, leases, member.envelope, runner, outcome)
+        await self._attempts.succeeded(message, member.envelope, None, member.caused)
         _succeed(runner, message)
         return ACKNOWLEDGE
 

@@ -1,4 +1,4 @@
-"""The processor: one handler per event, on top of the runtime engine. ``execution`` runs and settles messages."""
+"""The processor: one handler per event, on top of the runtime engine. ``execution`` runs the messages."""
 
 import asyncio
 import contextlib
@@ -16,13 +16,11 @@ from conquiet.core.settlement import Settlement
 from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError, LifecycleError
+from conquiet.processor.assembly import AssembledProcessor, ProcessorParts, assemble
 from conquiet.processor.batch_handler_runner import Runners, runner_of
-from conquiet.processor.cancellation import CancelWatch
 from conquiet.processor.delayed import DelayedPromoter, Poll, PollListener
 from conquiet.processor.emit_requests import Emitted, NewMessage
 from conquiet.processor.emitter import Emitter
-from conquiet.processor.execution import Execution
-from conquiet.processor.foreign import ForeignGuard
 from conquiet.processor.jobs import JobRecorder
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.middleware import Middleware
@@ -30,12 +28,8 @@ from conquiet.processor.operator_calls import OperatorCalls
 from conquiet.processor.ordering import OrderOwnerCheck
 from conquiet.processor.pauses import Pauses
 from conquiet.processor.policy import RateLimit, RetryPolicy, require_event
-from conquiet.processor.raw_entries import has_messages
-from conquiet.processor.results import ResultWriter
 from conquiet.processor.retention import apply_retention
-from conquiet.processor.server_clock import ServerClock
 from conquiet.processor.settings import HandlerSettings, ProcessorSettings, engine_settings
-from conquiet.processor.settler import ProcessorSettler
 from conquiet.queue.housekeeping import StreamHousekeeper
 from conquiet.redis_transport.client import AnyRedis, clone_async
 from conquiet.redis_transport.errors import RedisError
@@ -84,7 +78,7 @@ class Processor(OperatorCalls):
         self._middlewares: list[Middleware] = []
         self._callbacks: list[tuple[str, Callback]] = []
         self._executor: ThreadPoolExecutor | None = None
-        self._foreign: ForeignGuard | None = None
+        self._assembled: AssembledProcessor | None = None
         ttl_s = self._settings.job_ttl_s
         self._recorder = None if ttl_s is None else JobRecorder(self._client, ttl_s=ttl_s)
         self._emitter = Emitter(self._client, self._streams[0], self._settings, jobs=self._recorder)
@@ -281,8 +275,8 @@ class Processor(OperatorCalls):
         await self._housekeeper.aclose()
         for runner in self._runners.values():
             runner.flush_counts()
-        if self._foreign is not None:
-            await self._foreign.finish()
+        if self._assembled is not None:
+            await self._assembled.foreign.finish()
         if self._recorder is not None:
             await self._recorder.drain()
         if self._executor is not None:
@@ -299,41 +293,25 @@ class Processor(OperatorCalls):
             )
         for handler in self._handlers.values():
             handler.compare_pool(self._concurrency)
-        clock, recorder = ServerClock(), self._recorder
-        cancels = CancelWatch(self._client, group=self._group, consumer_id=self._consumer_id)
-        self._foreign = ForeignGuard(
-            self._settings.foreign_limit, partial(has_messages, self._client), self._settle_held
-        )
         rest = (self._middlewares, self._threads, self._is_stopping, self._settings.max_attempts_limit)
         self._runners = {event: runner_of(handler, *rest) for event, handler in self._handlers.items()}
-        settler = ProcessorSettler(
-            self._client,
+        recorder = self._recorder
+        parts = ProcessorParts(
+            client=self._client,
             group=self._group,
             consumer_id=self._consumer_id,
             keys=self._keys,
             settings=self._settings,
-            clock=clock,
-            jobs=self._recorder,
+            emitter=self._emitter,
+            jobs=recorder,
+            pauses=self._pauses,
             log_tracebacks=self._runtime.log_tracebacks,
         )
-        execution = Execution(
-            group=self._group,
-            runners=self._runners,
-            keys=self._keys,
-            pauses=self._pauses,
-            settler=settler,
-            emitter=self._emitter,
-            jobs=self._recorder,
-            settings=self._settings,
-            clock=clock,
-            cancels=cancels,
-            results=ResultWriter(self._client, max_bytes=self._settings.max_payload_bytes),
-            foreign=self._foreign,
-        )
+        self._assembled = assembled = assemble(parts, self._runners, self._settle_held)
         self._engine = engine = Engine(
             streams=self._streams,
             redis=self._redis,
-            executor=execution,
+            executor=assembled.execution,
             concurrency=self._concurrency,
             group=self._group,
             consumer_id=self._consumer_id,
@@ -347,11 +325,11 @@ class Processor(OperatorCalls):
             limit=self._settings.chunk_size,
             refresh_s=self._settings.refresh_s,
             listeners=[
-                lambda _, found: clock.correct(found.ahead_ms),
+                lambda _, found: assembled.clock.correct(found.ahead_ms),
                 *([] if recorder is None else [lambda keys, _: recorder.purge(keys)]),
                 *self._poll_listeners,
                 self._pauses.on_poll,
-                cancels.on_poll,
+                assembled.cancels.on_poll,
                 self._apply_stream_pauses,
                 partial(apply_retention, self._client, self._settings),
             ],

@@ -17,14 +17,12 @@ class TracedRun:
 
     Args:
         run: Runs the message.
-        group: Consumer group of the processor.
     """
 
-    __slots__ = ("_group", "_run")
+    __slots__ = ("_run",)
 
-    def __init__(self, run: Run, group: str) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
-        self._group = group
 
     def choose(self, active: tracing.Tracing, envelope: Envelope) -> Run:
         """Return the function that runs a message: without a span if its trace is sampled out."""
@@ -44,7 +42,7 @@ class TracedRun:
             message.stream,
             message_id=envelope.id,
             event=envelope.event,
-            group=self._group,
+            group=leases.group,
             attempt=envelope.attempt,
             headers=envelope.headers,
             first_attempt=envelope.first_attempt,

@@ -70,14 +70,20 @@ class AsyncRedisConnection:
         stream: One of its streams; the others are on the same node.
         name: Its purpose, for metrics and logs.
         identify: Also fetch the server's run id, for ``identity``.
-
-    Attributes:
         on_lost: Called when an open connection has been closed, by the server too.
     """
 
-    def __init__(self, topology: Topology, stream: str, name: str, *, identify: bool = False) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        stream: str,
+        name: str,
+        *,
+        identify: bool = False,
+        on_lost: "Callable[[], None] | None" = None,
+    ) -> None:
         self.name = name
-        self.on_lost: Callable[[], None] | None = None
+        self._on_lost = on_lost
         self._identify = identify
         self._run_id = ""
         self._topology = topology
@@ -147,8 +153,7 @@ class AsyncRedisConnection:
             await _quietly_close(connection)
             raise
         # Assigned here and not by the waiting open(): that may be cancelled now, and close() must still find it.
-        self._connection, self._protocol = connection, RedisProtocol(connection)
-        self._protocol.on_lost = self.on_lost
+        self._connection, self._protocol = connection, RedisProtocol(connection, self._on_lost)
 
     def abort(self) -> None:
         """Make pending and later calls raise ``ConnectionLostError``.

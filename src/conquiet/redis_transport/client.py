@@ -108,9 +108,7 @@ def clone_async(client: AnyRedis, *, socket_timeout_s: float = SOCKET_TIMEOUT_S)
     return redis.asyncio.Redis.from_pool(own)
 
 
-def clone_to(
-    client: AnyRedis, address: NodeAddress, *, timeout_s: float, connect_timeout_s: float | None = None
-) -> redis.Redis:
+def clone_to(client: AnyRedis, address: NodeAddress, *, timeout_s: float) -> redis.Redis:
     """Return a synchronous clone for another server that takes the same credentials."""
     if is_cluster(client):
         client = cluster_seeds(client).template
@@ -118,7 +116,7 @@ def clone_to(
     clone.connection_pool.connection_kwargs |= {
         "host": address[0],
         "port": address[1],
-        "socket_connect_timeout": connect_timeout_s or timeout_s,
+        "socket_connect_timeout": timeout_s,
     }
     return clone
 

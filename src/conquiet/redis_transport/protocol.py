@@ -27,9 +27,10 @@ class RedisProtocol(asyncio.Protocol):
 
     Args:
         connection: An open connection of redis-py's. The protocol takes over its transport.
+        on_lost: Called when the connection has been closed, by the server too.
     """
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, on_lost: "Callable[[], None] | None" = None) -> None:
         self._transport: asyncio.Transport = connection._writer.transport  # noqa: SLF001 - the only access to redis-py's internals
         self._parser = hiredis.Reader(
             protocolError=redis.exceptions.InvalidResponse,
@@ -44,7 +45,7 @@ class RedisProtocol(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._ended = asyncio.Event()
         self.lost: redis.exceptions.RedisError | OSError | None = None
-        self.on_lost: Callable[[], None] | None = None
+        self._on_lost = on_lost
         self.peer = self._transport.get_extra_info("peername")
         self._transport.set_protocol(self)
         if self._transport.is_closing() or connection._reader.at_eof():  # noqa: SLF001
@@ -113,8 +114,8 @@ class RedisProtocol(asyncio.Protocol):
             self._timer.cancel()
         closed = redis.exceptions.ConnectionError("the server closed the connection")
         self._fail(exc if isinstance(exc, OSError) else closed)
-        if self.on_lost is not None:
-            self.on_lost()
+        if self._on_lost is not None:
+            self._on_lost()
 
     def _check_timeout(self) -> None:
         """Fail the pending ``receive`` if no data has come for the whole timeout."""

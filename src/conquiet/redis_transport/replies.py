@@ -10,9 +10,13 @@ Ids become text; names and values stay bytes. Fields are None for an entry that 
 pending.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from conquiet.core.versions import release_of
 
 Fields = list[bytes]
+
+COUNTS_ATTEMPTS_SINCE: Final = (7, 2)
 
 
 class StreamEntry(NamedTuple):
@@ -78,6 +82,11 @@ def consumer_infos(raw: Any) -> list[ConsumerInfo]:
     """Return the rows of XINFO CONSUMERS."""
     rows = map(as_mapping, raw or ())
     return [ConsumerInfo(row[b"name"], row[b"pending"], row[b"idle"]) for row in rows]
+
+
+def counts_attempts(version: str) -> bool:
+    """Return whether ``idle`` of XINFO CONSUMERS counts from the last attempted read. Valkey reports 7.2 or more."""
+    return release_of(version) >= COUNTS_ATTEMPTS_SINCE
 
 
 def group_row(raw: Any, group: str) -> dict[bytes, Any] | None:

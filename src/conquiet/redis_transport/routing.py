@@ -18,7 +18,7 @@ See docs/decisions/0015.
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, AnyStr, NamedTuple
 
 from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, TryAgainError
@@ -69,12 +69,20 @@ def slot_of(key: str | bytes) -> int:
     return int(key_slot(_bytes(key)))
 
 
-def group_by_slot(keys: Sequence[str], *, in_cluster: bool) -> list[list[str]]:
+def group_by_slot(keys: Sequence[AnyStr], *, in_cluster: bool) -> list[list[AnyStr]]:
     """Group keys for commands with several keys: one group on a single server, one per slot in a cluster."""
-    groups: dict[int, list[str]] = {}
+    groups: dict[int, list[AnyStr]] = {}
     for key in keys:
         groups.setdefault(slot_of(key) if in_cluster else 0, []).append(key)
     return list(groups.values())
+
+
+def raise_first_error(replies: list[Any]) -> list[Any]:
+    """Return the replies of a pipeline; raise the first error among them."""
+    for reply in replies:
+        if isinstance(reply, ConnectionFailure):
+            raise reply
+    return replies
 
 
 class Redirect(NamedTuple):

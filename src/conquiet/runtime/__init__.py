@@ -7,8 +7,9 @@
     WorkerPool          how many handlers run concurrently      core/worker_pool.py
     Runner, Settler     runs and settles one message            runner.py, settler.py, message.py, context.py
     Acknowledger        many acknowledgements in one write      acknowledger.py
-    Heartbeat           extends the leases of running messages  lease.py, leases.py
+    Heartbeat           extends the leases of running messages  heartbeat.py, lease_table.py, leases.py
     OutagePause         pauses while a server is unavailable    outage.py
+    OutcomeReporter     counts, logs and reports outcomes       outcomes.py, pace.py
     EventDispatcher     calls the callbacks                     engine_events.py
 
 This package imports no database and holds no policy: retries, delays and dead letters belong to ``processor``.

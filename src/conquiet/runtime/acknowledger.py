@@ -19,9 +19,8 @@ from conquiet.metrics.registry import QUEUE_ACK_NOOP_TOTAL, QUEUE_MESSAGES_ACK_T
 from conquiet.metrics.safety import count, observe
 from conquiet.redis_transport.async_connection import AsyncRedisConnection, ConnectionLostError
 from conquiet.redis_transport.commands import pack
-from conquiet.redis_transport.connection_id import ConnectionId
 from conquiet.redis_transport.errors import NoPermissionError, ResponseError, translate
-from conquiet.runtime.lease import LeaseTable
+from conquiet.runtime.lease_table import LeaseTable
 from conquiet.runtime.message import AckScript, RuntimeMessage
 from conquiet.runtime.reconnect import Reconnect
 
@@ -125,15 +124,6 @@ class Acknowledger:
     def peer(self) -> Any:
         """The server of the connection."""
         return self._connection.peer
-
-    @property
-    def identity(self) -> ConnectionId | None:
-        """See ``AsyncRedisConnection.identity``."""
-        return self._connection.identity
-
-    def call_when_lost(self, call: Callable[[], None]) -> None:
-        """Set the callback for a closed connection, whether the client or the server closed it."""
-        self._connection.on_lost = call
 
     async def open(self) -> None:
         """Establish the connection.

@@ -1,13 +1,13 @@
 """Construct the parts of an engine. Each part depends only on earlier parts. Nothing is sent.
 
-Acknowledger ◀── Leases ◀── Settler ◀── Runner ◀── WorkerPool ◀── Fetcher ◀── Shard
+ShardConnections ◀── Acknowledger ◀── Leases ◀── Settler ◀── Runner ◀── WorkerPool ◀── Fetcher ◀── Shard
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from conquiet.core.worker_pool import WorkerPool
-from conquiet.errors import QueueError
 from conquiet.metrics.outages import OutageWatch
 from conquiet.redis_transport.async_connection import AsyncRedisConnection
 from conquiet.redis_transport.topology import Topology
@@ -18,35 +18,46 @@ from conquiet.runtime.capacity import CapacitySignal
 from conquiet.runtime.engine_events import EventDispatcher
 from conquiet.runtime.executor import Executor
 from conquiet.runtime.fetch_budget import FetchBudget
-from conquiet.runtime.lease import Heartbeat, LeaseTable
+from conquiet.runtime.health import Health
+from conquiet.runtime.heartbeat import Heartbeat, HeartbeatCallbacks
+from conquiet.runtime.lease_table import LeaseTable
 from conquiet.runtime.leases import Leases
-from conquiet.runtime.message import RuntimeMessage
 from conquiet.runtime.metrics import StreamStats
 from conquiet.runtime.name_reservation import NameReservation
 from conquiet.runtime.outage import OutagePause
+from conquiet.runtime.outcomes import OutcomeReporter
+from conquiet.runtime.pace import Pace
 from conquiet.runtime.parts import EngineParts
 from conquiet.runtime.reconnect import Reconnect
 from conquiet.runtime.reporting import WorkerReporter
-from conquiet.runtime.runner import Pace, Runner
+from conquiet.runtime.runner import Runner
 from conquiet.runtime.settings import RuntimeSettings
 from conquiet.runtime.settler import Settler
 from conquiet.runtime.shard import Shard
+from conquiet.runtime.shard_connections import ShardConnections
 
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """Callbacks from the parts to the engine. Names that end in ``_in_thread`` are called in the heartbeat thread."""
+    """How the parts report to their engine.
 
+    Attributes:
+        events: Receives the events of messages.
+        error: Called with an error and, if there is one, its message.
+        stop: Ends the engine with an error.
+        health: Returns the health of the engine. Called in the heartbeat thread, too.
+        heartbeat: Called in the heartbeat thread.
+    """
+
+    events: EventDispatcher
     error: Callable[..., None]
-    lost_in_thread: Callable[[RuntimeMessage], None]
-    heartbeat_failed_in_thread: Callable[[QueueError], None]
-    heartbeat_succeeded_in_thread: Callable[[], None]
-    name_taken_in_thread: Callable[[QueueError], None]
     stop: Callable[[BaseException], None]
+    health: Callable[[], Health]
+    heartbeat: HeartbeatCallbacks
 
 
 @dataclass(frozen=True, slots=True)
-class Assembled:
+class AssembledEngine:
     """The parts that the engine itself uses."""
 
     table: LeaseTable
@@ -54,14 +65,13 @@ class Assembled:
     pace: Pace
     outage: OutagePause
     leases: Leases
-    runner: Runner
+    settler: Settler
     pool: MessagePool
     shards: Sequence[Shard]
     heartbeat: Heartbeat
-    reporter: WorkerReporter | None
 
 
-def assemble(  # noqa: PLR0913 - the one place that knows all parts
+def assemble(
     *,
     streams: tuple[str, ...],
     group: str,
@@ -70,14 +80,15 @@ def assemble(  # noqa: PLR0913 - the one place that knows all parts
     settings: RuntimeSettings,
     topology: Topology,
     executor: Executor,
-    dispatcher: EventDispatcher,
     reports: Reports,
-) -> Assembled:
+) -> AssembledEngine:
     """Return the parts of one engine."""
     table = LeaseTable(streams)
     stats = {stream: StreamStats(stream) for stream in streams}
     by_node = topology.group_by_node(streams)
-    acknowledgers = [_acknowledger(topology, those[0], group, settings, table, reports) for those in by_node]
+    report_due = threading.Event()
+    connections = [ShardConnections.create(topology, those, settings, report_due) for those in by_node]
+    acknowledgers = [_acknowledger(one.ack, group, settings, table, reports) for one in connections]
     leases = Leases(
         {stream: one for those, one in zip(by_node, acknowledgers, strict=True) for stream in those},
         group=group,
@@ -97,18 +108,15 @@ def assemble(  # noqa: PLR0913 - the one place that knows all parts
         outage=outage,
         stop=reports.stop,
     )
+    outcomes = OutcomeReporter(reports.events, stats=stats, pace=pace, settings=settings)
     runner = Runner(
         executor,
         settler=settler,
         leases=leases,
-        charge=leases.charge,
-        flush=leases.flush,
-        table=table,
-        dispatcher=dispatcher,
-        stats=stats,
+        dispatcher=reports.events,
+        outcomes=outcomes,
         settings=settings,
         outage=outage,
-        pace=pace,
     )
     pool: MessagePool
     slots, prefetch = concurrency, settings.prefetch
@@ -120,9 +128,8 @@ def assemble(  # noqa: PLR0913 - the one place that knows all parts
             runner=runner,
             settler=settler,
             leases=leases,
-            table=table,
-            dispatcher=dispatcher,
-            claim_idle_s=settings.claim_idle_s,
+            dispatcher=reports.events,
+            outcomes=outcomes,
             outage=outage,
         )
         cap, on_free = settings.max_deliveries, capacity.notify
@@ -130,8 +137,16 @@ def assemble(  # noqa: PLR0913 - the one place that knows all parts
         # Each worker takes a whole batch, and the next batch is gathered while it runs.
         largest = executor.batching.largest
         slots, prefetch = concurrency * largest, max(prefetch, largest) if prefetch else 0
-    reporter = WorkerReporter(stats, concurrency=concurrency) if settings.report_activity else None
-    name = NameReservation(group, consumer_id, reporter)
+    reporter = None
+    if settings.report_activity:
+        reporter = WorkerReporter(stats, concurrency=concurrency, health=reports.health)
+    name = NameReservation(
+        group,
+        consumer_id,
+        reporter=reporter,
+        connections={stream: one.identities for one in connections for stream in one.streams},
+        changed=report_due,
+    )
     parts = EngineParts(
         group=group,
         consumer_id=consumer_id,
@@ -148,8 +163,8 @@ def assemble(  # noqa: PLR0913 - the one place that knows all parts
         handles_malformed=executor.handles_malformed,
     )
     shards = [
-        Shard(those, topology=topology, acknowledger=one, parts=parts)
-        for those, one in zip(by_node, acknowledgers, strict=True)
+        Shard(one.streams, connection=one.read, acknowledger=acknowledger, may_move=topology.may_move, parts=parts)
+        for one, acknowledger in zip(connections, acknowledgers, strict=True)
     ]
     heartbeat = Heartbeat(
         topology,
@@ -157,19 +172,15 @@ def assemble(  # noqa: PLR0913 - the one place that knows all parts
         group=group,
         consumer_id=consumer_id,
         settings=settings,
-        on_lost=reports.lost_in_thread,
-        on_error=reports.heartbeat_failed_in_thread,
-        on_success=reports.heartbeat_succeeded_in_thread,
         name=name,
-        on_name_taken=reports.name_taken_in_thread,
+        callbacks=reports.heartbeat,
     )
-    return Assembled(table, stats, pace, outage, leases, runner, pool, shards, heartbeat, reporter)
+    return AssembledEngine(table, stats, pace, outage, leases, settler, pool, shards, heartbeat)
 
 
 def _acknowledger(
-    topology: Topology, stream: str, group: str, settings: RuntimeSettings, table: LeaseTable, reports: Reports
+    connection: AsyncRedisConnection, group: str, settings: RuntimeSettings, table: LeaseTable, reports: Reports
 ) -> Acknowledger:
-    connection = AsyncRedisConnection(topology, stream, "ack", identify=settings.report_activity)
     outage = OutageWatch("Redis", "nothing is read or acknowledged")
     reconnect = Reconnect(settings.reconnect, settings.max_reconnects, connection.name, outage)
     return Acknowledger(connection, group=group, table=table, reconnect=reconnect, on_error=reports.error)

@@ -12,9 +12,9 @@ from conquiet.runtime.batch import Batching, Item
 from conquiet.runtime.context import LeaseManager
 from conquiet.runtime.engine_events import EventDispatcher, Started
 from conquiet.runtime.executor import ENDS
-from conquiet.runtime.lease import LeaseTable
 from conquiet.runtime.message import HandlerState, Ownership, RuntimeMessage
 from conquiet.runtime.outage import OutagePause
+from conquiet.runtime.outcomes import OutcomeReporter
 from conquiet.runtime.runner import Runner
 from conquiet.runtime.settler import Settler
 
@@ -27,12 +27,11 @@ class BatchRunner:
 
     Args:
         batching: Executes batches.
-        runner: Runs single messages. Admits and reports the messages of a batch.
-        settler: Acknowledges.
+        runner: Runs single messages, admits the messages of a batch, and settles those that are not acknowledged.
+        settler: Acknowledges, and keeps messages pending when the worker ends.
         leases: Lease operations for contexts.
-        table: Messages under lease.
-        dispatcher: Receives result events.
-        claim_idle_s: A lease older than this is checked before the run.
+        dispatcher: Receives ``started`` events.
+        outcomes: Counts and reports how messages ended.
         outage: While it is paused, unstarted messages are released.
     """
 
@@ -43,18 +42,16 @@ class BatchRunner:
         runner: Runner,
         settler: Settler,
         leases: LeaseManager,
-        table: LeaseTable,
         dispatcher: EventDispatcher,
-        claim_idle_s: float,
+        outcomes: OutcomeReporter,
         outage: OutagePause,
     ) -> None:
         self._batching = batching
         self._runner = runner
         self._settler = settler
         self._leases = leases
-        self._table = table
         self._dispatcher = dispatcher
-        self._claim_idle_s = claim_idle_s
+        self._outcomes = outcomes
         self._outage = outage
 
     async def __call__(self, item: Item) -> None:
@@ -78,8 +75,8 @@ class BatchRunner:
         except ENDS as error:
             # Cancelled by a forced stop, or the process is ending. The next owner finds what was committed.
             for message in messages:
-                self._runner.fail(message, error, began)
-                self._table.release(message)
+                self._outcomes.failed(message, error, began)
+                self._settler.keep_pending(message)
             raise
         except BaseException as error:  # noqa: BLE001 - a bug in an executor must not end the worker
             settlements = [KeepPending(error)] * len(messages)
@@ -95,7 +92,9 @@ class BatchRunner:
         now = time.monotonic()
         for message in messages:
             needs_check = (
-                now - message.leased_at > self._claim_idle_s or message.ownership is not _HELD or self._outage.is_on
+                now - message.leased_at > self._leases.claim_idle_s
+                or message.ownership is not _HELD
+                or self._outage.is_on
             )
             if needs_check:
                 now = time.monotonic()
@@ -117,6 +116,6 @@ class BatchRunner:
             else:
                 rest.append(self._runner.settle(message, settlement, began))
         if done:
-            self._runner.succeed_together(done, began)
+            self._outcomes.succeeded_together(done, began)
         if rest:
             await asyncio.gather(*rest)

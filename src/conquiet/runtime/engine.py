@@ -41,6 +41,7 @@ from conquiet.runtime.assembly import Reports, assemble
 from conquiet.runtime.engine_events import Callback, EngineError, EventDispatcher
 from conquiet.runtime.executor import Executor
 from conquiet.runtime.health import Health, StopReport
+from conquiet.runtime.heartbeat import HeartbeatCallbacks
 from conquiet.runtime.message import RuntimeMessage
 from conquiet.runtime.settings import RuntimeSettings
 from conquiet.runtime.shard import Shard
@@ -111,25 +112,26 @@ class Engine:
             settings=self._settings,
             topology=self._topology,
             executor=self._executor,
-            dispatcher=self._dispatcher,
             reports=Reports(
+                events=self._dispatcher,
                 error=self._report,
-                lost_in_thread=lambda message: self._on_loop(self._leases.report_lost, message),
-                heartbeat_failed_in_thread=self._heartbeat_failed_in_thread,
-                heartbeat_succeeded_in_thread=self._lease_outage.succeeded,
-                name_taken_in_thread=lambda error: self._on_loop(self._stop_with, error),
                 stop=self._stop_with,
+                health=self.health,
+                heartbeat=HeartbeatCallbacks(
+                    lost=lambda message: self._on_loop(self._leases.report_lost, message),
+                    failed=self._heartbeat_failed_in_thread,
+                    succeeded=self._lease_outage.succeeded,
+                    name_taken=lambda error: self._on_loop(self._stop_with, error),
+                ),
             ),
         )
         self._table, self._stats, self._pace, self._outage = parts.table, parts.stats, parts.pace, parts.outage
-        self._leases, self._runner, self._pool = parts.leases, parts.runner, parts.pool
+        self._leases, self._settler, self._pool = parts.leases, parts.settler, parts.pool
         self._shards, self._heartbeat = parts.shards, parts.heartbeat
-        if parts.reporter is not None:
-            parts.reporter.health = self.health
         self._shutdown = Shutdown(
             self._shards,
             pool=self._pool,
-            leases=self._leases,
+            settler=self._settler,
             heartbeat=self._heartbeat,
             topology=self._topology,
             stats=self._stats,
@@ -229,7 +231,7 @@ class Engine:
         Raises:
             QueueError: The server cannot be reached or returns an error. The message stays pending.
         """
-        await self._runner.settler.settle(message, settlement)
+        await self._settler.settle(message, settlement)
 
     async def wait_for_active_tasks(self) -> None:
         """Return when no handler is running and all finished messages are acknowledged."""

@@ -14,7 +14,7 @@ from conquiet.redis_transport.stream_scripts import EXTEND_LEASE
 from conquiet.runtime import release
 from conquiet.runtime.acknowledger import Acknowledger
 from conquiet.runtime.claiming import CHARGE
-from conquiet.runtime.lease import LeaseTable, lease_lost
+from conquiet.runtime.lease_table import LeaseTable, lease_lost
 from conquiet.runtime.message import RuntimeMessage
 
 

@@ -8,7 +8,7 @@ wait, its holder is alive and the engine does not start.
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from conquiet.core.log import FactLogger
@@ -58,25 +58,28 @@ class NameReservation:
         group: The consumer group.
         consumer_id: The name.
         reporter: Provides the worker report that is written with each renewal. None writes no report.
-
-    Attributes:
+        connections: By stream, a function that returns the identities of its connections, for the report.
         changed: Set when the next renewal is due immediately, because the last report is outdated.
     """
 
-    def __init__(self, group: str, consumer_id: str, reporter: WorkerReporter | None = None) -> None:
+    def __init__(
+        self,
+        group: str,
+        consumer_id: str,
+        *,
+        reporter: WorkerReporter | None,
+        connections: Mapping[str, Connections],
+        changed: threading.Event,
+    ) -> None:
         self._reporter = reporter
         self._group = group
         self._consumer_id = consumer_id
         self._token = new_token()
-        self.changed = threading.Event()
+        self.changed = changed
         self._reserved: dict[str, str] = {}
-        self._connections: dict[str, Connections] = {}
+        self._connections = connections
         self._closing = False
         self._is_renewing = False
-
-    def connect(self, streams: Sequence[str], connections: Connections) -> None:
-        """Register the function that returns the reading and acknowledging connections of these streams."""
-        self._connections |= dict.fromkeys(streams, connections)
 
     async def report(self, streams: Sequence[str], call: Call) -> None:
         """Renew immediately after a reconnect: workers that see the reported connection closed assume this one dead.
@@ -203,7 +206,7 @@ class NameReservation:
         """Return the worker report as JSON, empty without a reporter. ``made`` caches the reports of this round."""
         if self._reporter is None:
             return b""
-        known = self._connections.get(stream, tuple)()
+        known = self._connections[stream]()
         connections = tuple(one for one in known if one is not None)
         if connections not in made:
             made[connections] = self._reporter.facts(connections)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from conquiet.runtime.batch import MessagePool
 from conquiet.runtime.capacity import CapacitySignal
 from conquiet.runtime.fetch_budget import FetchBudget
-from conquiet.runtime.lease import LeaseTable
+from conquiet.runtime.lease_table import LeaseTable
 from conquiet.runtime.metrics import StreamStats
 from conquiet.runtime.name_reservation import NameReservation
 from conquiet.runtime.outage import OutagePause
-from conquiet.runtime.runner import Pace
+from conquiet.runtime.pace import Pace
 from conquiet.runtime.settings import RuntimeSettings
 
 

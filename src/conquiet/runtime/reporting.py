@@ -6,6 +6,7 @@ Counts are read without a lock: the event loop only adds to them.
 See docs/decisions/0052.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,16 +36,17 @@ class WorkerReporter:
     Args:
         stats: Its counters, by stream.
         concurrency: Maximum number of concurrent handlers.
+        health: Returns its health.
     """
 
-    def __init__(self, stats: Mapping[str, StreamStats], *, concurrency: int) -> None:
+    def __init__(self, stats: Mapping[str, StreamStats], *, concurrency: int, health: "Callable[[], Health]") -> None:
         self._stats = stats
         self._concurrency = concurrency
         self._started_ms = int(time.time() * 1000)
         self._reported: dict[str, Totals] = {}
         self._marked: set[str] = set()
         self.version = os.environ.get(VERSION, "")[:_MOST_TEXT] or f"conquiet {__version__}"
-        self.health: Callable[[], Health] | None = None
+        self._health = health
 
     def facts(self, connections: Sequence[ConnectionId] = ()) -> bytes:
         """Return the facts for the workers page as JSON.
@@ -62,11 +64,8 @@ class WorkerReporter:
             "at_ms": int(time.time() * 1000),
             "slots": self._concurrency,
         }
-        try:
-            health = None if self.health is None else self.health()
-        except RuntimeError:  # the event loop changed a dict while this thread read it
-            health = None
-        if health is not None:
+        with contextlib.suppress(RuntimeError):  # the event loop changed a dict while this thread read it
+            health = self._health()
             facts |= {"active": health.active, "in_flight": health.in_flight}
             facts |= {"ready": health.ready, "reason": health.reason[:_MOST_TEXT]}
         if connections:

@@ -4,11 +4,9 @@ still owned? ─▶ malformed? delivered too often? ─▶ charge ─▶ execute
 """
 
 import asyncio
-import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 
-from conquiet.core.log import FactLogger
 from conquiet.core.seen_ids import SeenIds
 from conquiet.core.settlement import (
     ACKNOWLEDGE,
@@ -18,63 +16,23 @@ from conquiet.core.settlement import (
     RetryLater,
     Settlement,
 )
-from conquiet.errors import DeliveriesExhaustedError, InfrastructureError
+from conquiet.errors import DeliveriesExhaustedError
 from conquiet.metrics.registry import RUNTIME_EXHAUSTED_TOTAL
 from conquiet.metrics.safety import count
 from conquiet.runtime.context import LeaseManager
-from conquiet.runtime.engine_events import EngineError, EventDispatcher, Failed, Started, Succeeded
+from conquiet.runtime.engine_events import EngineError, EventDispatcher, Started
 from conquiet.runtime.executor import ENDS, Executor, PendingSettlement
-from conquiet.runtime.lease import LeaseTable, lease_lost
+from conquiet.runtime.lease_table import lease_lost
+from conquiet.runtime.leases import Leases
 from conquiet.runtime.message import Charge, HandlerState, Ownership, RuntimeMessage
-from conquiet.runtime.metrics import StreamStats
 from conquiet.runtime.outage import OutagePause
+from conquiet.runtime.outcomes import OutcomeReporter
 from conquiet.runtime.settings import RuntimeSettings
 from conquiet.runtime.settler import Settler
-
-logger = FactLogger(__name__)
-
-_WEIGHT = 0.05
 
 # Bound once: in Python 3.11 every access to a member of an enum class costs as much as a function call.
 _RUNNING, _SUCCEEDED, _FAILED = HandlerState.RUNNING, HandlerState.SUCCEEDED, HandlerState.FAILED
 _HELD = Ownership.HELD
-
-_FAILED_TEXT = (
-    "handler failed for message %(message_id)s of %(stream)s, delivery %(deliveries)s, delivered again once it is idle "
-    "for %(next_try_s)s s"
-)
-_FAILED_TEXT_OF_MOST = _FAILED_TEXT.replace("%(deliveries)s", "%(deliveries)s of %(max_deliveries)s")
-
-
-class Pace:
-    """The average handling time, which determines the prefetch.
-
-    Attributes:
-        average_s: Moving average of the handling time. It is 1,000 s until the first handler ends, so nothing is
-            prefetched before that.
-        last_end: When a handler last ended, on the monotonic clock.
-    """
-
-    __slots__ = ("average_s", "last_end")
-
-    def __init__(self) -> None:
-        self.average_s = 1_000.0
-        self.last_end = time.monotonic()
-
-    def record(self, began: float) -> float:
-        """Record that a handler ended now. Return its duration."""
-        self.last_end = now = time.monotonic()
-        duration_s = now - began
-        average_s = self.average_s
-        self.average_s = duration_s if average_s == 1_000.0 else average_s + _WEIGHT * (duration_s - average_s)  # noqa: PLR2004
-        return duration_s
-
-    def record_many(self, began: float, number: int) -> float:
-        """Record that ``number`` handlers that began together ended now. Return their duration."""
-        duration_s = self.record(began)
-        rest = (1.0 - _WEIGHT) ** (number - 1)
-        self.average_s = duration_s + rest * (self.average_s - duration_s)
-        return duration_s
 
 
 class Runner:
@@ -83,49 +41,36 @@ class Runner:
     Args:
         executor: Runs the message and returns its settlement.
         settler: Carries out the settlement.
-        leases: Lease operations, for contexts and to check an old lease.
-        charge: Counts a delivery on the server. Returns False if another consumer owns the message.
-        flush: Returns when all acknowledgements are confirmed.
-        table: Messages under lease.
-        dispatcher: Receives result events.
-        stats: Counts by stream.
+        leases: Lease operations, for contexts, to check an old lease and to charge a delivery.
+        dispatcher: Receives ``started`` and ``error`` events.
+        outcomes: Counts and reports how messages ended.
         settings: Limits.
         outage: Receives results. While it is paused, unstarted messages are released.
-        pace: Receives handling times.
     """
 
-    def __init__(  # noqa: PLR0913 - assembled in one place
+    def __init__(
         self,
         executor: Executor,
         *,
         settler: Settler,
-        leases: LeaseManager,
-        charge: Callable[[RuntimeMessage], Awaitable[bool]],
-        flush: Callable[[], Awaitable[None]],
-        table: LeaseTable,
+        leases: Leases,
         dispatcher: EventDispatcher,
-        stats: Mapping[str, StreamStats],
+        outcomes: OutcomeReporter,
         settings: RuntimeSettings,
         outage: OutagePause,
-        pace: Pace,
     ) -> None:
         self._executor = executor
         self._execute = executor.execute
         self._acknowledge = settler.acknowledge
-        self.settler = settler
+        self._settler = settler
         self._leases = leases
-        self._charge = charge
-        self._flush = flush
-        self._table = table
         self._dispatcher = dispatcher
         self._subscribed = dispatcher.subscribed
-        self._stats = stats
+        self._stats = outcomes.stats
+        self._outcomes = outcomes
         self._cap = settings.max_deliveries
         self._claim_idle_s = settings.claim_idle_s
-        self._log_tracebacks = settings.log_tracebacks
         self._outage = outage
-        self._record_pace = pace.record
-        self._record_pace_of_many = pace.record_many
         self._reported = SeenIds()
 
     def __call__(self, message: RuntimeMessage, *, is_admitted: bool = False) -> Awaitable[None] | None:
@@ -153,52 +98,52 @@ class Runner:
         if self._subscribed and Started in self._subscribed:
             self._dispatcher.emit(Started(message))
         try:
-            outcome = self._execute(message, self._leases)
+            settlement = self._execute(message, self._leases)
         except ENDS as error:
             self._end(message, error, began)
             raise
         except BaseException as error:  # noqa: BLE001 - a bug in an executor must not end the worker
-            outcome = KeepPending(error)
-        if outcome is ACKNOWLEDGE or type(outcome) is KeepPending or isinstance(outcome, Settlement):
-            rest = self._settle(message, outcome, began)
+            settlement = KeepPending(error)
+        if settlement is ACKNOWLEDGE or type(settlement) is KeepPending or isinstance(settlement, Settlement):
+            rest = self._settle(message, settlement, began)
         else:
-            rest = self._finish(message, outcome, began)
+            rest = self._finish(message, settlement, began)
         # The traceback of a failure refers to this frame. Without this line each failure is a reference cycle for the
         # garbage collector, which costs more than the whole failure.
-        del outcome
+        del settlement
         return rest
 
     async def _run_if_admitted(self, message: RuntimeMessage, now: float) -> None:
         if await self.admit(message, now) and (rest := self(message, is_admitted=True)) is not None:
             await rest
 
-    async def _finish(self, message: RuntimeMessage, outcome: Awaitable[Settlement], began: float) -> None:
+    async def _finish(self, message: RuntimeMessage, begun: Awaitable[Settlement], began: float) -> None:
         """Wait for the handler, then settle its message."""
         try:
-            settlement = await outcome
+            settlement = await begun
         except ENDS as error:
             self._end(message, error, began)
             raise
-        except BaseException as error:  # noqa: BLE001 - as in _run
+        except BaseException as error:  # noqa: BLE001 - as in ``__call__``
             settlement = KeepPending(error)
         rest = self._settle(message, settlement, began)
-        del settlement  # a cycle, as in _run
+        del settlement  # a cycle, as in ``__call__``
         if rest is not None:
             await rest
 
     def _end(self, message: RuntimeMessage, error: BaseException, began: float) -> None:
         """Report a message after a cancellation or an error that ends the process. The message stays pending."""
-        self.fail(message, error, began)
-        self._table.release(message)
+        self._outcomes.failed(message, error, began)
+        self._settler.keep_pending(message)
 
     def _settle(self, message: RuntimeMessage, settlement: Settlement, began: float) -> Awaitable[None] | None:
         """Settle a message. Return an awaitable for the remaining work, or None."""
         if settlement is ACKNOWLEDGE and message.ownership is _HELD:
             self._acknowledge(message)
-            self.succeed(message, began)
+            self._outcomes.succeeded(message, began)
         elif type(settlement) is KeepPending and settlement.failure is not None:
-            self.settler.keep_pending(message, settlement)
-            self.fail(message, settlement.failure, began)
+            self._settler.keep_pending(message, settlement.failure)
+            self._outcomes.failed(message, settlement.failure, began)
         else:
             return self._settle_by_call(message, settlement, began)
         if self._outage.is_on:
@@ -210,14 +155,14 @@ class Runner:
         await self.settle(message, settlement, began)
         if self._outage.is_on and not isinstance(settlement, Release):
             self._outage.record_result(started_at=began)
-        del settlement  # a cycle, as in _run
+        del settlement  # a cycle, as in ``__call__``
         if self._subscribed and self._dispatcher.is_full:
             await self._dispatcher.wait_below_limit()
 
     async def admit(self, message: RuntimeMessage, now: float) -> bool:
         """Return True if the message may run. Otherwise it has been settled."""
         if self._outage.is_paused:
-            await self.settler.settle(message, Release())
+            await self._settler.settle(message, Release())
             return False
         if now - message.leased_at > self._claim_idle_s or message.lease_lost:
             # It waited too long for a worker, or the process was suspended: another consumer may be running it.
@@ -235,8 +180,8 @@ class Runner:
             return False
         if message.charge is Charge.AT_START_ALONE:
             # It may kill the process. Unsent acknowledgements would be lost and their messages charged again.
-            await self._flush()
-        return message.charge is Charge.COUNTED or await self._is_ours(message, self._charge)
+            await self._leases.flush()
+        return message.charge is Charge.COUNTED or await self._is_ours(message, self._leases.charge)
 
     async def _is_ours(self, message: RuntimeMessage, call: Callable[[RuntimeMessage], Awaitable[bool]]) -> bool:
         """Make a call that returns True only for the owner of the message. Release the lease if it does not."""
@@ -247,7 +192,7 @@ class Runner:
             self._dispatcher.emit(EngineError(error, message))
         message.progress = _FAILED
         message.lose()
-        self._table.release(message)
+        self._settler.keep_pending(message)
         return False
 
     async def _decide(
@@ -265,7 +210,7 @@ class Runner:
                 settlement = await settlement
             failure = settlement.failure
             message.progress = _FAILED
-            failure = (await self.settler.settle(message, settlement)).failure or failure
+            failure = (await self._settler.settle(message, settlement)).failure or failure
         except ENDS as error:
             failure = error
             raise
@@ -274,7 +219,7 @@ class Runner:
         finally:
             message.progress = _FAILED
             if failure is not None:
-                self._table.release(message)
+                self._settler.keep_pending(message)
                 if is_first or not isinstance(failure, DeliveriesExhaustedError):
                     self._dispatcher.emit(EngineError(failure, message))
 
@@ -288,69 +233,14 @@ class Runner:
             settlement = KeepPending(failure)
         message.progress = _SUCCEEDED if failure is None else _FAILED
         try:
-            failure = (await self.settler.settle(message, settlement)).failure or failure
+            failure = (await self._settler.settle(message, settlement)).failure or failure
         except asyncio.CancelledError as error:
-            self.fail(message, failure or error, began)
+            self._outcomes.failed(message, failure or error, began)
             raise
         except Exception as error:  # noqa: BLE001 - the server returned an error: the message stays pending
             failure = error
         if failure is None:
-            self.succeed(message, began)
+            self._outcomes.succeeded(message, began)
         else:
             stored = isinstance(settlement, RetryLater | DeadLetter) and settlement.failure is failure
-            self.fail(message, failure, began, is_logged=stored)
-
-    def succeed(self, message: RuntimeMessage, began: float) -> None:
-        """Count and report a success."""
-        duration_s = self._record_pace(began)
-        stats = self._stats[message.stream]
-        stats.succeeded += 1
-        stats.handling_s.append(duration_s)
-        message.progress = _SUCCEEDED
-        if self._subscribed and Succeeded in self._subscribed:
-            self._dispatcher.emit(Succeeded(message, duration_s))
-
-    def succeed_together(self, messages: Sequence[RuntimeMessage], began: float) -> None:
-        """Count and report the successes of one call."""
-        duration_s = self._record_pace_of_many(began, len(messages))
-        is_wanted = Succeeded in self._subscribed
-        for message in messages:
-            stats = self._stats[message.stream]
-            stats.succeeded += 1
-            stats.handling_s.append(duration_s)
-            message.progress = _SUCCEEDED
-            if is_wanted:
-                self._dispatcher.emit(Succeeded(message, duration_s))
-
-    def fail(self, message: RuntimeMessage, error: BaseException, began: float, *, is_logged: bool = False) -> None:
-        """Count and report a failure."""
-        duration_s = self._record_pace(began)
-        stats = self._stats[message.stream]
-        stats.failed += 1
-        stats.handling_s.append(duration_s)
-        message.progress = _FAILED
-        # An outage is logged once, not for each message. The processor logs messages that it stores.
-        if not is_logged and logger.is_enabled(logging.WARNING) and not isinstance(error, InfrastructureError):
-            self._log_failure(message, error, duration_s)
-        if not self._subscribed:
-            return
-        if Failed in self._subscribed:
-            self._dispatcher.emit(Failed(message, error, duration_s))
-        if EngineError in self._subscribed and not (isinstance(error, ENDS) or message.lease_lost):
-            # SPEC(002 CM-001.14): any error during processing, including a handler's, is an ``error`` event. A lost
-            # lease is reported where it is detected.
-            self._dispatcher.emit(EngineError(error, message))
-
-    def _log_failure(self, message: RuntimeMessage, error: BaseException, duration_s: float) -> None:
-        logger.failure(
-            logging.WARNING,
-            _FAILED_TEXT if self._cap is None else _FAILED_TEXT_OF_MOST,
-            error,
-            tracebacks=self._log_tracebacks,
-            message_id=message.id,
-            stream=message.stream,
-            deliveries=message.delivery_count,
-            max_deliveries=self._cap,
-            next_try_s=self._claim_idle_s,
-            duration_s=round(duration_s, 3),
-        )
+            self._outcomes.failed(message, failure, began, is_logged=stored)

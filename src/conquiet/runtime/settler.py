@@ -1,4 +1,8 @@
-"""Carry out the settlement that an executor returned. No other module of the engine does this."""
+"""Carry out settlements. No other module of the engine does this.
+
+Only a handler can end the delivery of its message in another way, before it returns: with ``ctx.ack()``, or with
+``ctx.mark_acknowledged()`` after a script of the application has acknowledged the entry.
+"""
 
 from collections.abc import Callable
 from typing import assert_never
@@ -16,7 +20,7 @@ from conquiet.core.settlement import (
 )
 from conquiet.errors import InfrastructureError
 from conquiet.runtime.executor import Executor
-from conquiet.runtime.lease import LeaseTable
+from conquiet.runtime.lease_table import LeaseTable
 from conquiet.runtime.leases import Leases
 from conquiet.runtime.message import Ownership, RuntimeMessage
 from conquiet.runtime.outage import OutagePause
@@ -65,8 +69,8 @@ class Settler:
             case Moved():
                 message.mark_acknowledged()
                 self._table.release(message)
-            case KeepPending():
-                self.keep_pending(message, settlement)
+            case KeepPending(failure):
+                self.keep_pending(message, failure)
             case RetryLater() | Defer() | DeadLetter():
                 return await self._store(message, settlement)
             case Release(failure):
@@ -80,11 +84,20 @@ class Settler:
                 assert_never(settlement)
         return settlement
 
-    def keep_pending(self, message: RuntimeMessage, settlement: KeepPending) -> None:
-        """Stop extending the lease, so that the entry is claimed once it is stale. Makes no call to the server."""
-        if settlement.failure is not None:
+    def keep_pending(self, message: RuntimeMessage, failure: BaseException | None = None) -> None:
+        """Stop extending the lease, so that the entry is claimed once it is stale. Makes no call to the server.
+
+        Args:
+            message: The message.
+            failure: Error of its handler, which shows that the message does not kill its process.
+        """
+        if failure is not None:
             self._table.note_survived(message)
         self._table.release(message)
+
+    async def release(self, messages: list[RuntimeMessage]) -> int:
+        """Release messages that were not started. Return how many the servers accepted."""
+        return await self._leases.release(messages)
 
     async def _store(self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter) -> Settlement:
         instead: Settlement | None = None

@@ -14,7 +14,6 @@ from conquiet.metrics.outages import OutageWatch
 from conquiet.redis_transport.async_connection import AsyncRedisConnection, ConnectionLostError
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.errors import ResponseError, translate
-from conquiet.redis_transport.topology import Topology
 from conquiet.runtime.acknowledger import Acknowledger
 from conquiet.runtime.fetcher import Fetcher
 from conquiet.runtime.message import RuntimeMessage
@@ -45,32 +44,33 @@ class Shard:
 
     Args:
         streams: Streams to fetch.
-        topology: The servers of the streams.
+        connection: The reader's connection.
         acknowledger: Acknowledges their messages.
+        may_move: True if the streams may move to another server, as in a cluster.
         parts: The parts that all shards of the engine share.
     """
 
     def __init__(
-        self, streams: tuple[str, ...], *, topology: Topology, acknowledger: Acknowledger, parts: EngineParts
+        self,
+        streams: tuple[str, ...],
+        *,
+        connection: AsyncRedisConnection,
+        acknowledger: Acknowledger,
+        may_move: bool,
+        parts: EngineParts,
     ) -> None:
         self.streams = streams
         self._group, self._consumer_id = parts.group, parts.consumer_id
         self._name = parts.name
         self._on_error = parts.on_error
-        self._may_move = topology.may_move
+        self._may_move = may_move
         self._unblocking: asyncio.Task[None] | None = None
         self.acknowledger = acknowledger
-        self.connection = AsyncRedisConnection(topology, streams[0], "read", identify=parts.settings.report_activity)
-        parts.name.connect(streams, lambda: (self.connection.identity, acknowledger.identity))
-        if parts.settings.report_activity:
-            self.connection.on_lost = parts.name.changed.set
-            acknowledger.call_when_lost(parts.name.changed.set)
+        self.connection = connection
         outage = OutageWatch("Redis", f"nothing is read from {', '.join(streams)}")
-        self._reconnect = Reconnect(
-            parts.settings.reconnect, parts.settings.max_reconnects, self.connection.name, outage
-        )
+        self._reconnect = Reconnect(parts.settings.reconnect, parts.settings.max_reconnects, connection.name, outage)
         self._reader = StreamReader(
-            self.connection,
+            connection,
             group=parts.group,
             consumer_id=parts.consumer_id,
             settings=parts.settings,
@@ -81,7 +81,7 @@ class Shard:
         self.fetcher = Fetcher(
             streams,
             reader=self._reader,
-            connection=self.connection,
+            connection=connection,
             acknowledger=acknowledger,
             reconnect=self._reconnect,
             parts=parts,

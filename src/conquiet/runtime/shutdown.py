@@ -21,10 +21,10 @@ from conquiet.core.log import FactLogger
 from conquiet.redis_transport.topology import Topology
 from conquiet.runtime.batch import MessagePool
 from conquiet.runtime.health import StopReport
-from conquiet.runtime.lease import Heartbeat
-from conquiet.runtime.leases import Leases
+from conquiet.runtime.heartbeat import Heartbeat
 from conquiet.runtime.message import HandlerState, RuntimeMessage
 from conquiet.runtime.metrics import StreamStats
+from conquiet.runtime.settler import Settler
 from conquiet.runtime.shard import Shard
 
 logger = FactLogger(__name__)
@@ -43,7 +43,7 @@ class Shutdown:
     Args:
         shards: Fetch and acknowledge.
         pool: Runs the handlers.
-        leases: Releases unstarted messages.
+        settler: Releases unstarted messages.
         heartbeat: Extends the leases until the handlers have ended.
         topology: Closed at the end.
         stats: Counts by stream.
@@ -56,7 +56,7 @@ class Shutdown:
         shards: Sequence[Shard],
         *,
         pool: MessagePool,
-        leases: Leases,
+        settler: Settler,
         heartbeat: Heartbeat,
         topology: Topology,
         stats: Mapping[str, StreamStats],
@@ -66,7 +66,7 @@ class Shutdown:
         self._shards = shards
         self._pool = pool
         self._heartbeat = heartbeat
-        self._leases = leases
+        self._settler = settler
         self._topology = topology
         self._stats = stats
         self._grace_s = grace_s
@@ -92,7 +92,7 @@ class Shutdown:
         """Run all steps. The caller has stopped the fetchers."""
         self._pool.pause()
         unstarted = self._pool.drain_queue()
-        released = await self._leases.release(unstarted)
+        released = await self._settler.release(unstarted)
         await _either(self._pool.wait_idle(), self._forced, timeout_s=self._grace_s)
         cancelled = self._pool.cancel_running()
         if cancelled:

@@ -15,7 +15,7 @@ from conquiet.redis_transport.errors import ResponseError, is_group_there_alread
 from conquiet.redis_transport.replies import group_lag, group_row
 from conquiet.runtime.acknowledger import AckBatch
 from conquiet.runtime.entry_decoder import EntryDecoder
-from conquiet.runtime.lease import LeaseTable
+from conquiet.runtime.lease_table import LeaseTable
 from conquiet.runtime.message import RuntimeMessage
 from conquiet.runtime.pending_reader import PendingReader
 from conquiet.runtime.settings import RuntimeSettings

@@ -155,7 +155,7 @@ def clients_of(raw: RawRedis) -> list[int] | None:
 
 def a_consumer(client: Any, handler: Any, monkeypatch: pytest.MonkeyPatch) -> Consumer:
     """Return a worker that renews nothing."""
-    monkeypatch.setattr("conquiet.runtime.lease.RENEW_S", 3_600.0)
+    monkeypatch.setattr("conquiet.runtime.heartbeat.RENEW_S", 3_600.0)
     return Consumer(
         streams=["orders"],
         redis=client,

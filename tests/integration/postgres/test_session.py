@@ -108,11 +108,21 @@ def test_statements_that_end_the_transaction_are_not_sent(engine: Engine, count:
     assert count() == 0
 
 
+def wait_for(event: threading.Event) -> None:
+    assert event.wait(30)
+
+
 @pytest.mark.spec("QC-001.20")
 def test_a_deadlock_is_a_conflict_that_a_new_session_may_retry(engine: Engine, count: Count) -> None:
+    """The victim retries once the other one has committed.
+
+    If it retried immediately, it could lock its row again before PostgreSQL has woken the other one, and cause a second
+    deadlock.
+    """
     with DbSession(engine) as session:
         session.execute(INSERT, [{"id": 1}, {"id": 2}])
     both = threading.Barrier(2, timeout=30)
+    committed = threading.Event()
     attempts: list[int] = []
 
     def move(first: int, second: int) -> None:
@@ -123,7 +133,8 @@ def test_a_deadlock_is_a_conflict_that_a_new_session_may_retry(engine: Engine, c
                 both.wait()
             session.execute("UPDATE orders SET amount = amount + 1 WHERE id = :id", {"id": second})
 
-        retry_on_conflict(engine, work)
+        retry_on_conflict(engine, work, sleep=lambda _: wait_for(committed))
+        committed.set()
 
     with ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(move, 1, 2), pool.submit(move, 2, 1)]:

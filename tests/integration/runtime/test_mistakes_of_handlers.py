@@ -153,7 +153,8 @@ async def test_a_process_that_is_to_end_takes_its_message_for_failed(
     def ends(_: RuntimeMessage, __: Any) -> None:
         raise SystemExit
 
-    runner: Any = engine._runner
+    pool: Any = engine._pool
+    runner = pool._work
     runner._execute = ends
     with pytest.raises(SystemExit):
         await runner(RuntimeMessage(engine._streams[0], message_id, {}, leased_at=time.monotonic()))

@@ -10,13 +10,17 @@ from conquiet.core.functions import mark_cancellation
 from conquiet.core.json_codec import encode_payload
 from conquiet.core.settlement import ACKNOWLEDGE, DeadLetter, Defer, KeepPending, Release, RetryLater, Settlement
 from conquiet.errors import ConfigurationError, ConquietError, InfrastructureError, MessageInProgressError
+from conquiet.processor.admission import Admission
+from conquiet.processor.attempt_recorder import AttemptRecorder
 from conquiet.processor.cancellation import CancelWatch
 from conquiet.processor.dead_letter_record import decode_record, describe
 from conquiet.processor.delayed import clock_difference
 from conquiet.processor.envelope import Envelope, EnvelopeError, to_payload
+from conquiet.processor.envelope_decoder import EnvelopeDecoder
 from conquiet.processor.execution import Execution
 from conquiet.processor.foreign import ForeignGuard
 from conquiet.processor.handler_runner import HandlerRunner
+from conquiet.processor.job_canceller import JobCanceller
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.ordering import NO_TURN
 from conquiet.processor.policy import Reject, RetryPolicy
@@ -24,6 +28,7 @@ from conquiet.processor.results import ResultWriter
 from conquiet.processor.server_clock import ServerClock
 from conquiet.processor.settings import HandlerSettings, ProcessorSettings
 from conquiet.processor.settler import ProcessorSettler, Step
+from conquiet.processor.unknown_events import UnknownEvents
 from conquiet.runtime import RuntimeMessage
 
 
@@ -77,19 +82,36 @@ def execution_of(
     function: Any, retry: RetryPolicy | None = None, settler: ProcessorSettler | None = None, **settings: Any
 ) -> Execution:
     handler = HandlerSettings(event="pay", function=function, retry=retry or RetryPolicy())
-    return Execution(
-        group="processor",
-        runners={"pay": HandlerRunner(handler, [], lambda: None)},  # type: ignore[arg-type, return-value]
-        keys={"s": keys_of("s")},
-        pauses=NoPauses(),  # type: ignore[arg-type]
-        settler=settler,  # type: ignore[arg-type]
+    runners = {"pay": HandlerRunner(handler, [], lambda: None)}  # type: ignore[arg-type, return-value]
+    keys, clock = {"s": keys_of("s")}, ServerClock()
+    cancels = CancelWatch(None, group="processor", consumer_id="me")  # type: ignore[arg-type]
+    results = ResultWriter(None, max_bytes=1_000)  # type: ignore[arg-type]
+    canceller = JobCanceller(
+        keys=keys,
+        runners=runners,
         emitter=None,  # type: ignore[arg-type]
+        cancels=cancels,
         jobs=None,
-        settings=ProcessorSettings(**settings),
-        clock=ServerClock(),
-        results=ResultWriter(None, max_bytes=1_000),  # type: ignore[arg-type]
-        cancels=CancelWatch(None, group="processor", consumer_id="me"),  # type: ignore[arg-type]
-        foreign=ForeignGuard(None, None, None),  # type: ignore[arg-type]
+        results=results,
+    )
+    unknown = UnknownEvents(runners, keys=keys, settings=ProcessorSettings(**settings), clock=clock, jobs=None)
+    return Execution(
+        runners=runners,
+        emitter=None,  # type: ignore[arg-type]
+        decoder=EnvelopeDecoder("processor", ForeignGuard(None, None, None)),  # type: ignore[arg-type]
+        admission=Admission(
+            keys=keys,
+            clock=clock,
+            pauses=NoPauses(),  # type: ignore[arg-type]
+            cancels=cancels,
+            canceller=canceller,
+            settler=settler,  # type: ignore[arg-type]
+            unknown=unknown,
+        ),
+        attempts=AttemptRecorder(keys=keys, jobs=None, results=results, cancels=cancels, canceller=canceller),
+        settler=settler,  # type: ignore[arg-type]
+        canceller=canceller,
+        batching=None,
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from conquiet.core.backoff import Backoff
 from conquiet.metrics.outages import OutageWatch
 from conquiet.runtime.acknowledger import Acknowledger
-from conquiet.runtime.lease import LeaseTable
+from conquiet.runtime.lease_table import LeaseTable
 from conquiet.runtime.message import RuntimeMessage
 from conquiet.runtime.reconnect import Reconnect
 

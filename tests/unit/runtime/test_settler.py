@@ -7,7 +7,7 @@ import pytest
 from conquiet.core.backoff import Backoff
 from conquiet.core.settlement import ACKNOWLEDGE, MOVED, DeadLetter, KeepPending, Release, RetryLater, Settlement, Stop
 from conquiet.errors import InfrastructureError, QueueError
-from conquiet.runtime.lease import LeaseTable
+from conquiet.runtime.lease_table import LeaseTable
 from conquiet.runtime.message import Ownership, RuntimeMessage
 from conquiet.runtime.outage import OutagePause
 from conquiet.runtime.settler import Settler

@@ -221,6 +221,26 @@ def test_slowness_explains_a_claim_only_where_the_header_allows_it() -> None:
     assert anomalies(a_life("a"), stalled, AGAIN, header=a_header(claim_idle_s=5.0)) == set()
 
 
+@pytest.mark.parametrize(("since", "explained"), [(0.4, True), (0.9, False)])
+def test_slowness_counts_from_the_last_renewal_of_the_lease(since: float, explained: bool) -> None:  # noqa: FBT001
+    """The handler may begin just before its lease expires; then another worker claims the message."""
+    first = rec("deliver", 1.0, 1, id="a", n=1, since=since)
+    life = [line if line["op"] != "deliver" else first for line in a_life("a")]
+    again = rec("deliver", 1.05, 2, id="a", n=1)
+    header = a_header(claim_idle_s=0.5)
+
+    assert anomalies(life, again, header=header) == (set() if explained else {Anomaly.UNEXPLAINED.value})
+
+
+def test_a_stall_between_renewal_and_start_explains_a_claim() -> None:
+    first = rec("deliver", 1.0, 1, id="a", n=1, since=0.8)
+    life = [line if line["op"] != "deliver" else first for line in a_life("a")]
+    stalled = rec("stall", 0.85, 1, until=0.95)
+    again = rec("deliver", 1.05, 2, id="a", n=1)
+
+    assert anomalies(life, stalled, again, header=a_header(claim_idle_s=5.0)) == set()
+
+
 @pytest.mark.parametrize(
     "records",
     [

@@ -10,7 +10,7 @@ from conquiet.cli.errors import handle_errors
 from conquiet.cli.option_types import finite
 from conquiet.cli.output import print_json, print_rows
 from conquiet.cli.progress import progress
-from conquiet.cli.settings import AsJson, RabbitApiUrl, RabbitUrl, RedisUrl
+from conquiet.cli.settings import AsJson, DryRun, RabbitApiUrl, RabbitUrl, RedisUrl
 from conquiet.core.redaction import printable
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ Source = Annotated[str, typer.Option(help="With --rabbit: only messages dead-let
 Group = Annotated[str, typer.Option(help="Only messages dead-lettered in this consumer group (Redis).")]
 Only = Annotated[str, typer.Option("--id", help="Only the dead letter with this id; with --rabbit a message id.")]
 Limit = Annotated[int, typer.Option(min=0, help="Most dead letters; 0: no limit.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Report what would be done, without doing it.")]
 CountADelivery = Annotated[
     bool,
     typer.Option("--count-a-delivery", help="With --rabbit: peek even if that counts toward the delivery limit."),

@@ -20,14 +20,10 @@ Name = Annotated[str, typer.Argument(help="Name of the entry.")]
 
 def _with(flag: str, group: str, work: "Callable[[Any], Awaitable[Any]]") -> Any:
     from conquiet.management.run_async import with_redis
-    from conquiet.scheduler import Schedules
-
-    async def run(client: Any) -> Any:
-        async with Schedules(client, group=group) as schedules:
-            return await work(schedules)
+    from conquiet.management.schedule_admin import with_schedules
 
     with open_redis(flag):
-        return with_redis(require_url(flag, REDIS), run)
+        return with_redis(require_url(flag, REDIS), lambda client: with_schedules(client, group, work))
 
 
 @app.command("list")

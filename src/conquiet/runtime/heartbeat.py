@@ -1,4 +1,4 @@
-"""The table of messages under lease, and the thread that extends the leases.
+"""The thread that extends the leases of messages.
 
 The heartbeat uses a separate thread and a separate synchronous connection, so that a handler that blocks the
 event loop cannot starve it. It reads the table of held messages without a lock: the event loop inserts
@@ -15,19 +15,19 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from conquiet.core.log import FactLogger
-from conquiet.core.redaction import printable
-from conquiet.core.seen_ids import SeenIds
-from conquiet.errors import LeaseLostError, QueueError
+from conquiet.errors import QueueError
 from conquiet.redis_transport.client import SyncClient
 from conquiet.redis_transport.client_commands import commands_sync
 from conquiet.redis_transport.errors import RedisError, translate
 from conquiet.redis_transport.replies import text
 from conquiet.redis_transport.stream_scripts import EXTEND_LEASE
 from conquiet.redis_transport.topology import Topology
-from conquiet.runtime.message import HandlerState, Ownership, RuntimeMessage
+from conquiet.runtime.lease_table import LeaseTable, due, expired
+from conquiet.runtime.message import RuntimeMessage
 from conquiet.runtime.name_reservation import RENEW_S, NameReservation
 from conquiet.runtime.settings import RuntimeSettings
 
@@ -42,92 +42,25 @@ _BATCH = 250
 """Ids per script call. A call blocks the server for about a millisecond."""
 
 
-class LeaseTable:
-    """Messages delivered to this engine and not yet acknowledged, lost or released."""
+@dataclass(frozen=True, slots=True)
+class HeartbeatCallbacks:
+    """Functions that the thread calls. They must pass the work on to the event loop.
 
-    def __init__(self, streams: Iterable[str]) -> None:
-        self._held: dict[str, dict[str, RuntimeMessage]] = {stream: {} for stream in streams}
-        self._survived = SeenIds()
+    Attributes:
+        lost: Called for each message that another consumer has claimed.
+        failed: Called with the error when an extension failed.
+        succeeded: Called after each round without an error.
+        name_taken: Called if another engine has taken the name because this process was suspended for too long.
+    """
 
-    def __len__(self) -> int:
-        return sum(map(len, self._held.values()))
-
-    def of(self, stream: str) -> dict[str, RuntimeMessage]:
-        """Return the held messages of one stream, by id: the live dict, not a copy."""
-        return self._held[stream]
-
-    def add(self, messages: Iterable[RuntimeMessage]) -> None:
-        """Start extending the leases of these messages."""
-        for message in messages:
-            self._held[message.stream][message.id] = message
-
-    def release(self, message: RuntimeMessage) -> None:
-        """Stop extending a lease. No effect if it was released already or belongs to a newer delivery of the entry."""
-        held = self._held[message.stream]
-        if held.get(message.id) is message:
-            del held[message.id]
-
-    def release_all(self, stream: str, messages: Iterable[RuntimeMessage]) -> None:
-        """Call ``release`` for many messages of one stream."""
-        held = self._held[stream]
-        for message in messages:
-            if held.get(message.id) is message:
-                del held[message.id]
-
-    def note_survived(self, message: RuntimeMessage) -> None:
-        """Record that the handler of this message raised an error: the message does not kill its process."""
-        self._survived.add(message.stream, message.id)
-
-    def has_survived(self, message: RuntimeMessage) -> bool:
-        """True after ``note_survived`` for this entry."""
-        return self._survived.is_known(message.stream, message.id)
-
-    def snapshot(self) -> list[RuntimeMessage]:
-        """Return a copy of the held messages. Safe from another thread."""
-        return [message for held in self._held.values() for message in list(held.values())]
-
-
-def due(messages: Iterable[RuntimeMessage], now: float, settings: RuntimeSettings) -> list[RuntimeMessage]:
-    """Return the messages to extend: not recently extended, not lost, and held for at most ``max_lease_s``. Pure."""
-    fresh = now - settings.heartbeat_s / 2
-    return [
-        message
-        for message in messages
-        if message.leased_at <= fresh
-        and message.ownership in {Ownership.HELD, Ownership.SETTLING}
-        and not is_overlong(message, now, settings)
-    ]
-
-
-def is_overlong(message: RuntimeMessage, now: float, settings: RuntimeSettings) -> bool:
-    """True if the handler has run for more than ``max_lease_s``: other consumers may claim the message. Pure."""
-    return bool(message.started_at) and now - message.started_at > settings.max_lease_s
-
-
-def expired(messages: Iterable[RuntimeMessage], now: float, settings: RuntimeSettings) -> list[RuntimeMessage]:
-    """Return overlong messages with an expired lease that is not reported as lost yet. Pure."""
-    return [
-        message
-        for message in messages
-        if is_overlong(message, now, settings)
-        and message.ownership is Ownership.HELD
-        and message.progress is HandlerState.RUNNING
-        and now - message.leased_at > settings.claim_idle_s
-    ]
-
-
-def lease_lost(message: RuntimeMessage) -> LeaseLostError:
-    """Return the error for a message that another consumer owns."""
-    return LeaseLostError(
-        f"message {message.id} of stream {printable(message.stream)!r} belongs to another consumer by now; "
-        "it was not acknowledged here",
-        stream=message.stream,
-        message_id=message.id,
-    )
+    lost: Callable[[RuntimeMessage], None]
+    failed: Callable[[QueueError], None]
+    succeeded: Callable[[], None]
+    name_taken: Callable[[QueueError], None]
 
 
 class Heartbeat:
-    """The thread. It calls the callbacks, which must pass the work on to the event loop.
+    """The thread.
 
     Args:
         servers: The servers of the streams.
@@ -135,14 +68,11 @@ class Heartbeat:
         group: The consumer group.
         consumer_id: Name of this consumer in it.
         settings: Interval of the extensions and maximum lease.
-        on_lost: Called for each message that another consumer has claimed.
-        on_error: Called with the driver's error when an extension failed.
-        on_success: Called after each round without an error.
         name: The reservation of the consumer name, renewed with the leases.
-        on_name_taken: Called if another engine has taken the name because this process was suspended for too long.
+        callbacks: Called in the thread.
     """
 
-    def __init__(  # noqa: PLR0913 - assembled in one place
+    def __init__(
         self,
         servers: Topology,
         table: LeaseTable,
@@ -150,21 +80,15 @@ class Heartbeat:
         group: str,
         consumer_id: str,
         settings: RuntimeSettings,
-        on_lost: Callable[[RuntimeMessage], None],
-        on_error: Callable[[QueueError], None],
-        on_success: Callable[[], None] = lambda: None,
         name: NameReservation,
-        on_name_taken: Callable[[QueueError], None],
+        callbacks: HeartbeatCallbacks,
     ) -> None:
         self._name = name
-        self._on_name_taken = on_name_taken
+        self._callbacks = callbacks
         self._servers = servers
         self._table = table
         self._who = (group, consumer_id)
         self._settings = settings
-        self._on_lost = on_lost
-        self._on_error = on_error
-        self._on_success = on_success
         self._doubtful: set[SyncClient] = set()
         self._stop = threading.Event()
         self._last_success = time.monotonic()
@@ -202,12 +126,12 @@ class Heartbeat:
             try:
                 self.beat(time.monotonic())
                 if (taken := self._name.renew(self._servers.client)) is not None:
-                    self._on_name_taken(taken)
+                    self._callbacks.name_taken(taken)
             except Exception as error:  # noqa: BLE001 - see below
                 if self._stop.is_set():
                     return  # aborted by stop(); no lease is held any more
                 if isinstance(error, QueueError):
-                    self._on_error(error)
+                    self._callbacks.failed(error)
                 else:
                     # A bug in conquiet. If the thread ended here, the engine would look healthy and lose its leases.
                     logger.failure(logging.ERROR, "lease heartbeat failed", error)
@@ -215,7 +139,7 @@ class Heartbeat:
                 pause_s = self._settings.heartbeat_s / 4
             else:
                 self._last_success = time.monotonic()
-                self._on_success()
+                self._callbacks.succeeded()
                 pause_s = self._settings.heartbeat_s
 
     def _wait(self, seconds: float) -> bool:
@@ -281,4 +205,4 @@ class Heartbeat:
     def _lose(self, message: RuntimeMessage) -> None:
         # Set in this thread, so that a handler that blocks the event loop can see it.
         if message.lose():
-            self._on_lost(message)
+            self._callbacks.lost(message)

@@ -1,13 +1,8 @@
 """Leases that are extended."""
 
-import threading
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import pytest
-
-from conquiet.errors import QueueError
-from conquiet.runtime.lease import Heartbeat, LeaseTable, due, expired
+from conquiet.runtime.lease_table import LeaseTable, due, expired
 from conquiet.runtime.message import HandlerState, Ownership, RuntimeMessage
 from conquiet.runtime.settings import RuntimeSettings
 
@@ -47,36 +42,6 @@ def test_the_table_holds_releases_and_copies() -> None:
     assert copied == [first, second]
     assert len(table) == 1
     assert table.of("t") == {"1-0": second}
-
-
-def test_after_a_failed_beat_the_next_one_comes_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message may be one failed beat away from turning stale."""
-    errors: list[BaseException] = []
-    pauses_s: list[float | None] = []
-    failures = iter([QueueError("away"), QueueError("away"), None])
-
-    class Paused(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            pauses_s.append(timeout)
-            if len(pauses_s) == 4:
-                heartbeat._stop.set()
-            return False
-
-    def beat(_: float) -> None:
-        if (failure := next(failures)) is not None:
-            raise failure
-
-    heartbeat = Heartbeat(
-        cast("Any", SimpleNamespace(client=None)), LeaseTable(["s"]), group="g", consumer_id="c",
-        settings=RuntimeSettings(claim_idle_ms=6_000),
-        name=cast("Any", SimpleNamespace(renew=lambda _: None, changed=Paused())),
-        on_lost=lambda _: None, on_error=errors.append, on_name_taken=errors.append,
-    )  # fmt: skip
-    monkeypatch.setattr(heartbeat, "beat", beat)
-    heartbeat._run()
-
-    assert pauses_s == [2.0, 0.5, 0.5, 2.0]
-    assert len(errors) == 2
 
 
 def test_releasing_an_earlier_delivery_leaves_the_later_one_held() -> None:

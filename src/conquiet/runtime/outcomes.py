@@ -1,0 +1,102 @@
+"""Count, log and report the outcome of each message. Nothing here settles a message."""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from conquiet.core.log import FactLogger
+from conquiet.errors import InfrastructureError
+from conquiet.runtime.engine_events import EngineError, EventDispatcher, Failed, Succeeded
+from conquiet.runtime.executor import ENDS
+from conquiet.runtime.message import HandlerState, RuntimeMessage
+from conquiet.runtime.metrics import StreamStats
+from conquiet.runtime.pace import Pace
+from conquiet.runtime.settings import RuntimeSettings
+
+logger = FactLogger(__name__)
+
+# Bound once: in Python 3.11 every access to a member of an enum class costs as much as a function call.
+_SUCCEEDED, _FAILED = HandlerState.SUCCEEDED, HandlerState.FAILED
+
+_FAILED_TEXT = (
+    "handler failed for message %(message_id)s of %(stream)s, delivery %(deliveries)s, delivered again once it is idle "
+    "for %(next_try_s)s s"
+)
+_FAILED_TEXT_OF_MOST = _FAILED_TEXT.replace("%(deliveries)s", "%(deliveries)s of %(max_deliveries)s")
+
+
+class OutcomeReporter:
+    """Reports outcomes of one engine.
+
+    Args:
+        dispatcher: Receives result events.
+        stats: Counts by stream.
+        pace: Receives handling times.
+        settings: Limits, for the log.
+    """
+
+    def __init__(
+        self, dispatcher: EventDispatcher, *, stats: Mapping[str, StreamStats], pace: Pace, settings: RuntimeSettings
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._subscribed = dispatcher.subscribed
+        self.stats = stats
+        self._record_pace = pace.record
+        self._record_pace_of_many = pace.record_many
+        self._cap = settings.max_deliveries
+        self._claim_idle_s = settings.claim_idle_s
+        self._log_tracebacks = settings.log_tracebacks
+
+    def succeeded(self, message: RuntimeMessage, began: float) -> None:
+        """Count and report a success."""
+        duration_s = self._record_pace(began)
+        stats = self.stats[message.stream]
+        stats.succeeded += 1
+        stats.handling_s.append(duration_s)
+        message.progress = _SUCCEEDED
+        if self._subscribed and Succeeded in self._subscribed:
+            self._dispatcher.emit(Succeeded(message, duration_s))
+
+    def succeeded_together(self, messages: Sequence[RuntimeMessage], began: float) -> None:
+        """Count and report the successes of one call."""
+        duration_s = self._record_pace_of_many(began, len(messages))
+        is_wanted = Succeeded in self._subscribed
+        for message in messages:
+            stats = self.stats[message.stream]
+            stats.succeeded += 1
+            stats.handling_s.append(duration_s)
+            message.progress = _SUCCEEDED
+            if is_wanted:
+                self._dispatcher.emit(Succeeded(message, duration_s))
+
+    def failed(self, message: RuntimeMessage, error: BaseException, began: float, *, is_logged: bool = False) -> None:
+        """Count and report a failure."""
+        duration_s = self._record_pace(began)
+        stats = self.stats[message.stream]
+        stats.failed += 1
+        stats.handling_s.append(duration_s)
+        message.progress = _FAILED
+        # An outage is logged once, not for each message. The processor logs messages that it stores.
+        if not is_logged and logger.is_enabled(logging.WARNING) and not isinstance(error, InfrastructureError):
+            self._log_failure(message, error, duration_s)
+        if not self._subscribed:
+            return
+        if Failed in self._subscribed:
+            self._dispatcher.emit(Failed(message, error, duration_s))
+        if EngineError in self._subscribed and not (isinstance(error, ENDS) or message.lease_lost):
+            # SPEC(002 CM-001.14): any error during processing, including a handler's, is an ``error`` event. A lost
+            # lease is reported where it is detected.
+            self._dispatcher.emit(EngineError(error, message))
+
+    def _log_failure(self, message: RuntimeMessage, error: BaseException, duration_s: float) -> None:
+        logger.failure(
+            logging.WARNING,
+            _FAILED_TEXT if self._cap is None else _FAILED_TEXT_OF_MOST,
+            error,
+            tracebacks=self._log_tracebacks,
+            message_id=message.id,
+            stream=message.stream,
+            deliveries=message.delivery_count,
+            max_deliveries=self._cap,
+            next_try_s=self._claim_idle_s,
+            duration_s=round(duration_s, 3),
+        )
