@@ -68,11 +68,11 @@ _BE = r"\b(?:is|are|was|were|be|been)"
 
 PHRASES = {
     # Clauses in place of nouns and verbs.
-    "begins with what": Kind(r"^(?:what|how|whether|where|why|who|which|that)\b", 48),
+    "begins with what": Kind(r"^(?:what|how|whether|where|why|who|which|that)\b", 47),
     "headless what": Kind(
         r"(?:^|(?<=[.;:,] ))what (?:is|was|were|has|had|it|they|cannot|comes|dies|died|does|did|runs|ran"
         r"|fails|failed|follows|travels|waits|kills|raises|lies|stays|went|ends|others|we|the|an?)\b(?![^.]*\?)",
-        36,
+        35,
     ),
     "is what": Kind(rf"{_BE} what\b|\b(?:which|that) is (?:why|how|where|when)\b", 3),
     "one that, that of": Kind(
@@ -83,7 +83,7 @@ PHRASES = {
     "whatever": Kind(r"\b(?:whatever|wherever|whichever|however (?:deep|many|large|long|often|it))\b", 8),
     # Actors that are not named, and things that act like people.
     "impersonal": Kind(rf"\b(?:someone|anyone|everyone|oneself|no one)\b|{_SENTENCE}who \w+s\b(?![^.]*\?)", 0),
-    "ask, answer": Kind(r"\b(?:ask|answer)(?:s|ed|ing)?\b", 42),
+    "ask, answer": Kind(r"\b(?:ask|answer)(?:s|ed|ing)?\b(?!:)", 42),
     "says, said": Kind(r"\b(?:says?|said)\b", 23),
     "look at, look for": Kind(r"\blook(?:s|ed|ing)? (?:at|for|into|back|again)\b", 0),
     "by itself": Kind(r"\bby (?:itself|themselves|ourselves)\b", 4),
@@ -96,7 +96,7 @@ PHRASES = {
     "stands": Kind(r"\b(?:stands?(?!-in)|stood)\b", 5),
     "in hand": Kind(r"\bin (?:\S+ )?hands\b", 0),
     # Inversions, negations and words of another century.
-    "is no": Kind(rf"(?<!there ){_BE} no (?!longer\b|more\b|less\b|next\b|transaction\b)\w+", 6),
+    "is no": Kind(rf"(?<!there ){_BE} no (?!longer\b|more\b|less\b|next\b|transaction\b)\w+", 5),
     "is to be": Kind(
         r"\b(?:is|are|was|were) (?:not )?to (?:be|become|stay|have|do|go|come|end|suffer|run|happen|wait)\b", 0
     ),
@@ -109,11 +109,11 @@ PHRASES = {
     "nevertheless": Kind(
         r"\b(?:nevertheless|nonetheless|none the less|(?<!are )all the same(?! to)|in vain|hence|thereby|whereupon"
         r"|thereof|lest|for good|as ever)\b",
-        4,
+        3,
     ),
     # Idioms that mean something else at first reading.
     "at once": Kind(r"\bat once\b", 14),
-    "of its own": Kind(r"\bof (?:its|their|our|your|his) own\b", 9),
+    "of its own": Kind(r"\bof (?:its|their|our|your|his) own\b", 8),
     "beside": Kind(r"\bbesides?\b", 4),
     "in a row": Kind(r"\bin a row\b", 7),
     "so many": Kind(r"\bso (?:many|much|long|few|often)\b(?! that\b)(?! as\b)", 3),
