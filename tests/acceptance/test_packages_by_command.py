@@ -105,7 +105,7 @@ def test_emit_then_dead_letters_are_listed_shown_replayed_and_discarded(
     assert "jane@" not in shown.stdout + json.dumps(listed)
     assert "jane@" in open_shown.stdout
     assert (group["error"], group["count"]) == ("ZeroDivisionError", 3)
-    assert (unchosen.returncode, "say which dead letters" in unchosen.stderr) == (2, True)
+    assert (unchosen.returncode, "choose the dead letters" in unchosen.stderr) == (2, True)
     assert would.stdout == "3 would be replayed\n"
     assert (replayed.stdout, discarded.stdout) == ("1 replayed\n", "2 discarded\n")
     assert empty.stdout == "there are no dead letters\n"
