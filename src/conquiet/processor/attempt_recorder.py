@@ -67,7 +67,7 @@ class AttemptRecorder:
             await self.jobs.record(self._keys[message.stream], envelope, JobState.RUNNING)
 
     def must_record(self, message: RuntimeMessage, envelope: Envelope) -> bool:
-        """Return True if a success must be passed to ``succeeded``, because something is to be written."""
+        """Return True if a success must be passed to ``succeeded``, because something must be written."""
         return self.jobs is not None or envelope.keep_result_ms is not None or message.cancel_requested
 
     async def succeeded(
@@ -78,7 +78,7 @@ class AttemptRecorder:
         Args:
             message: The message.
             envelope: Its envelope.
-            answer: What the handler returned. None for a message of a batch.
+            answer: The result of the handler. None for a message of a batch.
             caused: Messages that the handler emitted.
         """
         keys = self._keys[message.stream]

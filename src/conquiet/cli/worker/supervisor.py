@@ -156,7 +156,7 @@ class ProcessSupervisor:
             case RestartAction.GIVE_UP:
                 report(
                     f"process {process.pid} {_describe_exit(exit_code)}, {CRASHES} times within {WINDOW_S:g} s: giving "
-                    "up. What it had in flight stays pending for other workers"
+                    "up. Its messages in flight stay pending for other workers"
                 )
                 return self._give_up(slot, FAILED)
         return None
@@ -289,7 +289,7 @@ class ProcessSupervisor:
         self._wait(self._settings.grace_s)
         exits = [slot.process.returncode for slot in self._slots if slot.process is not None]
         if handlers.received is not None and set(exits) - GRACEFUL_EXITS:
-            report("some processes did not end in good order; what they had in flight stays pending for other workers")
+            report("some processes did not end in order; their messages in flight stay pending for other workers")
             return FAILED
         return code
 
