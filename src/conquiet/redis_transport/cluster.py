@@ -49,12 +49,12 @@ class Cluster:
         self._table = SlotTable(seeds)
         self._clients: dict[NodeAddress, SyncClusterClient] = {}
 
-    def group_by_node(self, streams: Sequence[str]) -> list[tuple[str, ...]]:
+    def split_by_node(self, streams: Sequence[str]) -> list[tuple[str, ...]]:
         """See ``Topology``: by slot."""
         by_slot: dict[int, list[str]] = {}
         for stream in streams:
             by_slot.setdefault(slot_of(stream), []).append(stream)
-        return [tuple(grouped) for grouped in by_slot.values()]
+        return [tuple(those) for those in by_slot.values()]
 
     async def connection(self, stream: str, address: NodeAddress | None = None) -> Any:
         """See ``Topology``. Fetches the slot table unless it is fresh."""

@@ -85,7 +85,7 @@ def assemble(
     """Return the parts of one engine."""
     table = LeaseTable(streams)
     stats = {stream: StreamStats(stream) for stream in streams}
-    by_node = topology.group_by_node(streams)
+    by_node = topology.split_by_node(streams)
     report_due = threading.Event()
     connections = [ShardConnections.create(topology, those, settings, report_due) for those in by_node]
     acknowledgers = [_acknowledger(one.ack, group, settings, table, reports) for one in connections]

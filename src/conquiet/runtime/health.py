@@ -24,7 +24,7 @@ class Health:
         streams: Counts since the start, per stream.
         reconnects: Reconnect attempts so far.
         slots: Maximum number of concurrent handlers.
-        patience_s: Without progress for this long, an engine with free slots is not ready.
+        progress_timeout_s: Without progress for this long, an engine with free slots is not ready.
         paused: A server that the handler needs is unavailable, so nothing but a probe is fetched.
     """
 
@@ -39,7 +39,7 @@ class Health:
     streams: Mapping[str, StreamCounts]
     reconnects: int
     slots: int
-    patience_s: float
+    progress_timeout_s: float
     paused: bool = False
 
     @property
@@ -57,7 +57,7 @@ class Health:
             "not connected to Redis": not self.connected,
             "leases are not extended": not self.lease_alive,
             f"no progress for {self.progress_age_s:.0f} s": (
-                self.progress_age_s > self.patience_s and self.active < self.slots
+                self.progress_age_s > self.progress_timeout_s and self.active < self.slots
             ),
         }
         return next((reason for reason, holds in reasons.items() if holds), "")
@@ -101,6 +101,6 @@ NOT_STARTED = Health(
     streams={},
     reconnects=0,
     slots=0,
-    patience_s=0.0,
+    progress_timeout_s=0.0,
 )
 NOTHING_DONE = StopReport(succeeded=0, failed=0, released=0, unreleased=0, abandoned=(), unacknowledged=())
