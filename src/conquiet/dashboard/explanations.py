@@ -29,7 +29,7 @@ _TEXTS: Final = {
     "handled": ("Attempts that succeeded in this time.", "conquiet_runtime_handled_total (metrics)"),
     "failed": ("Attempts that failed in this time.", "conquiet_runtime_failed_total (metrics)"),
     "dead_count": ("Dead letters of this cause among the newest ones.", "conquiet dead-letters causes {stream}"),
-    "slots": ("Running handlers, and how many may run concurrently.", "conquiet worker --concurrency"),
+    "concurrency": ("Running handlers, and how many may run concurrently.", "conquiet worker --concurrency"),
     "lease": ("Time until the liveness key of the worker expires.", "conquiet inspect {stream}"),
     "fired": ("Ticks fired so far, by all hosts.", "conquiet schedule list"),
     "missed": ("Ticks that were too late and dropped by the catch-up policy.", "conquiet schedule list"),

@@ -154,7 +154,7 @@ class ProcessorSettler:
         payload = self._same_attempt(message, envelope, reserved=True)
         args = (self._group, self._consumer_id, message.id, payload, rate.interval_us, rate.burst)
         left = {0: Step.LEFT, -_TO_CANCEL: Step.TO_CANCEL}
-        wait_ms = await move(self._client, message, "turn", names, args, group=self._group, left=left)
+        wait_ms = await move(self._client, message, "reserve_rate", names, args, group=self._group, left=left)
         if self._jobs is not None and wait_ms > 0:
             await self._jobs.record(keys, envelope, JobState.DELAYED)
         return left.get(wait_ms, Step.MOVED)

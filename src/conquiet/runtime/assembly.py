@@ -119,7 +119,7 @@ def assemble(
         outage=outage,
     )
     pool: MessagePool
-    slots, prefetch = concurrency, settings.prefetch
+    together, prefetch = concurrency, settings.prefetch
     if executor.batching is None:
         pool = WorkerPool(concurrency, runner, on_free=capacity.notify)
     else:
@@ -136,7 +136,7 @@ def assemble(
         pool = BatchPool(concurrency, batch_runner, batching=executor.batching, cap=cap, on_free=on_free)
         # Each worker takes a whole batch, and the next batch is gathered while it runs.
         largest = executor.batching.largest
-        slots, prefetch = concurrency * largest, max(prefetch, largest) if prefetch else 0
+        together, prefetch = concurrency * largest, max(prefetch, largest) if prefetch else 0
     reporter = None
     if settings.report_activity:
         reporter = WorkerReporter(stats, concurrency=concurrency, health=reports.health)
@@ -154,7 +154,7 @@ def assemble(
         table=table,
         stats=stats,
         pool=pool,
-        budget=FetchBudget(slots, prefetch, len(by_node)),
+        budget=FetchBudget(together, prefetch, len(by_node)),
         capacity=capacity,
         outage=outage,
         pace=pace,

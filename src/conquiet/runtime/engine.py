@@ -252,7 +252,7 @@ class Engine:
             lag={stream: lag for shard in self._shards for stream, lag in shard.fetcher.lag.items()},
             streams={stream: stats.counts for stream, stats in self._stats.items()},
             reconnects=sum(shard.reconnects for shard in self._shards),
-            slots=self._concurrency,
+            concurrency=self._concurrency,
             progress_timeout_s=3.0 + self._settings.slice_ms / 1000,
             paused=self._outage.is_on,
         )

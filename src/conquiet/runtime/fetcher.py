@@ -201,7 +201,7 @@ class Fetcher:
         self._capacity.notify()
 
     def _capacity_now(self) -> int:
-        prefetch = prefetch_now(self._pace.average_s, self._budget.slots, self._budget.prefetch)
+        prefetch = prefetch_now(self._pace.average_s, self._budget.concurrency, self._budget.prefetch)
         if self._pool.waiting > prefetch // 2:  # a full read later is cheaper than a small read now
             self._pool.notify_below(prefetch // 2)
             return 0
