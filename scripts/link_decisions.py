@@ -20,8 +20,8 @@ DECISIONS = ROOT / "docs" / "decisions"
 def explained() -> Iterator[tuple[str, str]]:
     """Yield number and module of each decision."""
     for note in sorted(DECISIONS.glob("[0-9]*.md")):
-        for line in re.findall(r"^Explains: (.+)$", note.read_text(encoding="utf-8"), re.MULTILINE):
-            for module in re.findall(r"`(conquiet[\w.]*)`", line):
+        for paragraph in re.findall(r"^Explains: ((?:.+\n)+)", note.read_text(encoding="utf-8"), re.MULTILINE):
+            for module in re.findall(r"`(conquiet[\w.]*)`", paragraph):
                 yield note.name[:4], module
 
 

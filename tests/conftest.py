@@ -1,10 +1,10 @@
 """Fixtures and hooks of all tests: the servers, the report of proved rules, the groups of pytest-xdist.
 
-``--spec-report=FILE`` writes ``{rule id: [tests]}`` for the ``spec`` markers of tests that passed. A
-test that runs with several parameters proves its rules only if all of them passed.
+``--spec-report=FILE`` writes ``{rule id: [tests]}`` for the ``spec`` markers of tests that passed. A test that runs
+with several parameters proves its rules only if all of them passed.
 
-Under pytest-xdist (``make test``) each process starts servers of its own. RabbitMQ takes ten seconds and
-a hundred megabytes, so all tests that need it run in one process; a Redis Cluster takes six servers and three seconds.
+Under pytest-xdist (``make test``) each process starts its own servers. RabbitMQ takes ten seconds and a hundred
+megabytes, so all tests that need it run in one process; a Redis Cluster takes six servers and three seconds.
 """
 
 import json
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def free_memory() -> int:
-    """Return the bytes that new processes can have; 0 where the system does not say."""
+    """Return the bytes that new processes can have; 0 if the system does not report it."""
     try:
         found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
     except OSError:
@@ -49,9 +49,9 @@ settings.load_profile("conquiet")
 # servers of the tests are private, and a test of TLS names the authority that it means.
 os.environ["SSL_CERT_FILE"] = os.devnull
 
-# RabbitMQ waits for the disk with every message, ten times as long beside other tests that write. So the servers keep
-# their data in memory where there is room for those of a whole run. Not in a torture: its results are published, and
-# meant for servers with a disk.
+# RabbitMQ waits for the disk with every message, ten times as long while other tests write. So the servers keep their
+# data in memory if there is space for the data of a whole run. Not in a torture: its results are published, and meant
+# for servers with a disk.
 MEMORY, ROOM = Path("/dev/shm"), 6 << 30
 has_room = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM and free_memory() > 2 * ROOM
 if has_room and os.environ.get("CONQUIET_TORTURE") != "1":

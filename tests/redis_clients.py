@@ -2,7 +2,7 @@
 
 redis-py types a reply as the union over all its settings, such as ``bytes | str | None``. The fixtures make their
 clients with ``protocol=2`` and without ``decode_responses``, so the replies below are exact. At run time the classes
-are those of redis-py.
+are redis-py's.
 """
 
 from typing import TYPE_CHECKING, Any, Self

@@ -36,7 +36,7 @@ def ready_pid(port: int) -> int | None:
 
 
 def receipts(log: Path) -> set[str]:
-    """Return the orders whose receipt was printed."""
+    """Return the orders with a printed receipt."""
     return {line.removeprefix("receipt for ") for line in log.read_text().splitlines() if "receipt" in line}
 
 

@@ -1,4 +1,4 @@
-"""What the shell gets when a user presses Tab."""
+"""The reply to the shell when a user presses Tab."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING

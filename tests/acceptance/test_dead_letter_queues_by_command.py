@@ -72,7 +72,10 @@ def dead_letters(invoke: Run, amqp_url: str, rabbitmq_server: RabbitMQServer) ->
 
 @pytest.fixture
 def peeks_count(rabbit_release: tuple[int, int]) -> bool:
-    """Whether a quorum queue counts each peek. From 4.3 on it deletes what came with too many deliveries instead."""
+    """Return whether a quorum queue counts each peek.
+
+    From 4.3 on it deletes messages with too many deliveries instead.
+    """
     return rabbit_release < (4, 3)
 
 

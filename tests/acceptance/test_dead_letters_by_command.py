@@ -1,4 +1,4 @@
-"""Dead letters of a stream by the command: what is chosen, what is left, and what is printed of them."""
+"""Dead letters of a stream by the command: the selected ones, the remaining ones, and the output."""
 
 import json
 from collections.abc import Callable
@@ -97,7 +97,7 @@ def test_what_only_the_other_kind_knows_is_refused(
 def test_an_error_is_matched_with_or_without_its_module(quick: Run, client: Redis, key_prefix: str) -> None:
     stream = f"{key_prefix}orders"
     write_dead_letters(client, stream, {"error_type": "TimeoutError"}, {"error_type": "TimeoutError", "payload": {}})
-    client.xgroup_create(stream, "g", mkstream=True)  # theirs: a replay leaves those of no group
+    client.xgroup_create(stream, "g", mkstream=True)  # of this group: a replay leaves dead letters without a group
 
     lists = [quick("dead-letters", "list", stream, "--error", name, "--json").stdout for name in ERROR_NAMES]
     replayed = quick("dead-letters", "replay", stream, "--error", "builtins.TimeoutError")

@@ -1,4 +1,4 @@
-"""``conquiet demo``: what it shows, what it promises, and that nothing is left of it."""
+"""``conquiet demo``: its output, its promises, and that it leaves nothing behind."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ def start(command: Path, clean_environment: Callable[..., dict[str, str]], home:
 
     def begin(*words: str, by_make: bool = False, **more: Any) -> "subprocess.Popen[str]":
         options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} | more
-        # What is installed is taken as it is (-o): no setting up in the middle of a test.
+        # Installed targets are taken as they are (-o): no set-up in the middle of a test.
         argv = ["make", "--no-print-directory", "-C", str(ROOT), "-o", ".venv/.ready", "demo"]
         process: subprocess.Popen[str] = subprocess.Popen(
             argv if by_make else [command, "demo", *words],

@@ -1,4 +1,4 @@
-"""The demo on a machine that stalls whom it likes: its kill comes all the same, and at the worst moment."""
+"""The demo on a machine that stalls single processes: the kill still happens, at the worst moment."""
 
 import contextlib
 import os
@@ -101,7 +101,7 @@ def stop_outside_a_transaction(pid: int, environment: DemoEnvironment) -> None:
 def test_a_stopped_victim_is_killed_when_it_continues(
     play: Callable[..., tuple[Summary, str]],
 ) -> None:
-    """Its messages were claimed meanwhile, so it needs an order of its own for its last COMMIT."""
+    """Its messages were claimed meanwhile, so it needs another order for its last COMMIT."""
 
     def make(environment: DemoEnvironment) -> Intervene:
         def hold(snapshot: DemoSnapshot) -> None:

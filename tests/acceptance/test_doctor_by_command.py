@@ -1,4 +1,4 @@
-"""``conquiet doctor``: exit codes and output. What it finds is proved in tests/integration/management."""
+"""``conquiet doctor``: exit codes and output. tests/integration/management proves its findings."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Jobs of a stream by the command: what is printed, what is changed, and the exit codes."""
+"""Jobs of a stream by the command: output, changes and exit codes."""
 
 import json
 from collections.abc import Callable

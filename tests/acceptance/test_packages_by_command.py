@@ -45,7 +45,7 @@ def conquiet(run: Run, redis_url: str) -> Run:
 
 @pytest.fixture
 def quick(invoke: Run, redis_url: str) -> Run:
-    """The same without a process of its own."""
+    """The same without a separate process."""
 
     def call(*words: str, stdin: str = "") -> Any:
         return invoke(*words, stdin=stdin, env={"CONQUIET_REDIS_URL": redis_url})
@@ -120,7 +120,7 @@ def test_a_dead_letter_that_is_gone_is_one_sentence(quick: Run, key_prefix: str)
 
 
 def test_a_pause_of_a_stream_that_is_not_there_is_refused(quick: Run, client: Redis, key_prefix: str) -> None:
-    """A mistyped name must not be taken for a paused stream."""
+    """A mistyped name must not count as a paused stream."""
     stream = f"{key_prefix}nosuch"
 
     for words in (("pause", stream), ("pause", stream, "--event", "mail.send"), ("resume", stream)):
@@ -262,7 +262,7 @@ def test_dead_letters_of_a_queue_are_seen_put_back_and_thrown_away(
 def test_dead_letters_of_a_queue_are_selected_by_cause(
     invoke: Run, amqp_url: str, declare: Callable[..., None]
 ) -> None:
-    """AMQP has no filter: all are taken, and those that are not meant go back to where they were."""
+    """AMQP has no filter: all are taken, and the others return to their places."""
     env = {"CONQUIET_RABBIT_URL": amqp_url}
     dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "all.dead"}
     declare("all.dead")
@@ -280,7 +280,7 @@ def test_dead_letters_of_a_queue_are_selected_by_cause(
         return lambda: bool(channel.queue_declare("all.dead", passive=True).method.message_count == number)
 
     wait_until(dead_are(2))  # the third comes another way and could be faster
-    channel.basic_publish("", "refunds", b"{}")  # expires at once
+    channel.basic_publish("", "refunds", b"{}")  # expires immediately
     wait_until(dead_are(3))
     connection.close()
 
@@ -311,7 +311,7 @@ def test_dead_letters_of_a_queue_are_selected_by_cause(
     assert reported("replay", "--source", "refunds", "--to", "orders", "--dry-run")["replayed"] == 1
     assert reported("replay", "--source", "refunds", "--to", "orders")["replayed"] == 1
     assert sources() == ["orders", "orders"]  # in their places: the one behind them was taken from among them
-    # The second one: what stands before it is taken too, and must not go with it.
+    # The second: messages before it are taken too, and must not be discarded with it.
     assert reported("discard", "--id", "order-1", "--dry-run") == {"discarded": 1, "dry_run": True}
     assert reported("discard", "--id", "order-1") == {"discarded": 1, "dry_run": False}
     assert [one["message_id"] for one in reported("list")] == ["order-0"]

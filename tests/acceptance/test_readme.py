@@ -1,4 +1,4 @@
-"""The programs of README.md and docs/programs.md are run as they stand there: on real servers.
+"""The programs of README.md and docs/programs.md are run unchanged, on real servers.
 
 Its first command, ``make demo``, is run in ``test_demo.py``.
 """
@@ -64,7 +64,7 @@ def shop(db_url: str) -> str:
 
 
 def run_and_fail(source: str, **urls: str) -> str:
-    """Run the program, which must end by itself and not well; return what it said."""
+    """Run the program, which must end with an error; return its output."""
     done = subprocess.run(
         [sys.executable, "-c", source],
         env={**os.environ, **urls},
@@ -78,7 +78,7 @@ def run_and_fail(source: str, **urls: str) -> str:
 
 
 def run_until(said: str, source: str, *, settled: Callable[[], bool] = lambda: True, **urls: str) -> None:
-    """Run the program until it has said something and the world is settled; it must then end well on SIGTERM."""
+    """Run the program until it has printed something and the servers are settled; it must then end well on SIGTERM."""
     process = subprocess.Popen(
         [sys.executable, "-c", source],
         env={**os.environ, **urls},
@@ -123,7 +123,7 @@ def test_the_payment_is_made_and_acknowledged(shop: str, redis_url: str) -> None
 
 
 def test_the_payment_that_failed_once_is_made_by_the_next_start(shop: str, redis_url: str) -> None:
-    """Its idempotency key makes the next enqueue a no-op: nothing but recovery brings it back."""
+    """Its idempotency key makes the next enqueue a no-op: only recovery delivers it again."""
     client: Any = redis.Redis.from_url(redis_url)
     engine = create_engine(shop)
     source = program("inbox=Inbox()")
@@ -187,7 +187,7 @@ def test_rows_are_changed_under_a_lock(shop: str) -> None:
 
 
 def test_rows_are_changed_by_the_next_start_after_a_failure(shop: str) -> None:
-    """The first one fails between the insert and the change; a second insert of the row is no error."""
+    """The first run fails between the insert and the change; a second insert of the row is not an error."""
     source = program("writer.modify")
     broken = source.replace('row["cents"] + 250', 'row["cents"] + 1 / 0')
     assert broken != source
@@ -330,7 +330,7 @@ def test_the_readme_has_no_command_that_is_not_run() -> None:
 
 
 def test_make_test_runs_every_gate() -> None:
-    """This is part of it, so that it cannot be run here; what it would run can be asked."""
+    """This test is part of it, so it cannot be run here; its steps can be listed."""
     done = subprocess.run(
         ["make", "--dry-run", "-C", str(ROOT), "-o", ".venv/.ready", "test"],
         env={**os.environ, "MAKEFLAGS": "", "MAKELEVEL": "0"},

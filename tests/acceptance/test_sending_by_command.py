@@ -1,4 +1,4 @@
-"""What ``enqueue``, ``emit`` and ``publish`` do with a bad line, with a slow producer and when they are ended."""
+"""``enqueue``, ``emit`` and ``publish`` with a bad line, with a slow producer, and when they are ended."""
 
 import re
 import signal

@@ -1,4 +1,4 @@
-"""Looking at streams and keeping them tidy, by the installed command against a real server."""
+"""Inspecting and maintaining streams, by the installed command against a real server."""
 
 import json
 import signal
@@ -27,7 +27,7 @@ def conquiet(run: Run, redis_url: str) -> Run:
 
 @pytest.fixture
 def quick(invoke: Run, redis_url: str) -> Run:
-    """The same without a process of its own."""
+    """The same without a separate process."""
 
     def call(*words: str, stdin: str = "") -> Any:
         return invoke(*words, stdin=stdin, env={"CONQUIET_REDIS_URL": redis_url})
@@ -123,7 +123,7 @@ def test_inspect_watches_until_interrupted(
     signum: int,
     code: int,
 ) -> None:
-    """An exit code of its own, and not a death by the signal: what is open is closed first."""
+    """A separate exit code, and not a death by the signal: connections are closed first."""
     process = subprocess.Popen(
         [command, "inspect", orders, "--watch", "0.1", "--redis-url", redis_url],
         env=clean_environment(PYTHONUNBUFFERED="1"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -228,7 +228,7 @@ def test_a_missing_group_is_one_sentence_and_no_loss(quick: Run, orders: str) ->
     ],
 )
 def test_a_word_that_is_not_utf_8_is_one_sentence(quick: Run, orders: str, words: tuple[str, ...], what: str) -> None:
-    """A byte of the shell that is no UTF-8 comes to Python as half a character."""
+    """Python reads a byte of the shell that is not UTF-8 as half a character."""
     done = quick(*(word.format(key=orders) for word in words))
 
     assert (done.returncode, done.stdout) == (2, "")

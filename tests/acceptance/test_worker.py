@@ -69,7 +69,7 @@ class Running:
         wait_until(lambda: self.get("/readyz")[0] == 200, message=lambda: self.log)
 
     def wait_for_pids(self, number: int) -> list[int]:
-        """Return the pids once every process has one; a busy machine may not answer at once."""
+        """Return the pids once every process has one; a busy machine may reply late."""
         found: list[int] = []
 
         def is_done() -> bool:
@@ -144,7 +144,7 @@ def handled(client: Redis, key_prefix: str) -> list[str]:
 
 
 def still_there(client: Redis, stream: str) -> set[int]:
-    """What is pending or not yet delivered: nothing of it is lost."""
+    """Return the pending and undelivered entries: none of them is lost."""
     groups: Any = client.xinfo_groups(stream)
     pending: Any = client.xpending_range(stream, "processor", "-", "+", 10_000)
     waiting: Any = client.xrange(stream, f"({groups[0]['last-delivered-id']}", "+")

@@ -1,4 +1,4 @@
-"""Every kind of thing that ``conquiet worker`` runs, asked to end before it has begun."""
+"""Everything that ``conquiet worker`` can run, with a stop request before it has begun."""
 
 import asyncio
 import threading
@@ -38,7 +38,7 @@ class Nowhere:
 
 @pytest.fixture
 def build(request: pytest.FixtureRequest, key_prefix: str, tmp_path: Path) -> Callable[[str], object]:
-    """One of the kinds, on servers of its own kind only."""
+    """One of the kinds, on the servers that it needs."""
     stream = f"{key_prefix}orders"
 
     def redis() -> Redis:
@@ -108,7 +108,7 @@ class Idle:
 
 @pytest.mark.parametrize("worker", KINDS, indirect=True)
 async def test_a_stop_between_the_last_check_and_the_start_is_graceful(worker: Worker, child: Child) -> None:
-    """A signal may come at any moment; a worker that then refuses to start has done what it was asked."""
+    """A signal may arrive at any moment; a worker that then refuses to start has done its duty."""
 
     class Signalled(Idle):
         def stop(self) -> None:

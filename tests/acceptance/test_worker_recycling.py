@@ -38,7 +38,7 @@ async def pay(ctx):
 
 
 class Workers:
-    """Supervisors of one module, each with a log of its own."""
+    """Supervisors of one module, each with a separate log."""
 
     def __init__(self, folder: Path, command: Path, environment: dict[str, str]) -> None:
         self._folder, self._command, self._environment = folder, command, environment
@@ -49,7 +49,7 @@ class Workers:
         return self.start_together(1, *words)[0]
 
     def start_together(self, count: int, *words: str) -> "list[subprocess.Popen[bytes]]":
-        """Start so many, and return when all are ready."""
+        """Start this many, and return when all are ready."""
         started = [self._launch(*words) for _ in range(count)]
         for _, log in started:
             wait_until(lambda: "processes ready" in log.read_text(), timeout_s=120, message=self.log)  # noqa: B023
@@ -138,7 +138,8 @@ def test_rolling_deploys_lose_and_charge_nothing(workers: Workers, client: Redis
                 emitted += 50
             return _consumers(client, stream) == _live(crew)
 
-        # What a stopped worker has released stays under its name until it is taken over; then the name goes.
+        # Entries that a stopped worker has released stay under its name until they are claimed; then the name is
+        # removed.
         wait_until(names_are_the_live_workers, timeout_s=120, message=workers.log)
         wait_until(lambda: len(_results(client, key_prefix)) >= emitted, timeout_s=120, message=workers.log)
         for process in crew:

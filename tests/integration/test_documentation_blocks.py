@@ -43,7 +43,7 @@ def run_page(page: str, **names: Any) -> dict[str, Any]:
 
 
 async def run_async_page(page: str, **names: Any) -> dict[str, Any]:
-    """The same for a page whose blocks await something."""
+    """The same for a page with blocks that await something."""
     for code in _blocks(page):
         result = types.FunctionType(code, names)()
         if inspect.isawaitable(result):

@@ -1,4 +1,4 @@
-"""The end of each part that opens connections of its own: the server sees none of them any more."""
+"""The end of each part that opens its own connections: the server has none of them any more."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -58,7 +58,7 @@ async def use_sync_emitter(_client: redis.asyncio.Redis, sync: redis.Redis, stre
 async def use_queue(_client: redis.asyncio.Redis, sync: redis.Redis, stream: str) -> object:
     with RedisStreamsQueue(sync, QueueConfig(stream, "g", "a")) as queue:
         queue.enqueue({"n": 1})
-        assert len(queue.read(5_000)) == 1  # a longer wait has a connection of its own
+        assert len(queue.read(5_000)) == 1  # a longer wait has a separate connection
     return queue
 
 

@@ -1,4 +1,4 @@
-"""What each released version has stored is read by the code of today (scripts/stored_fixtures.py wrote it down)."""
+"""Today's code reads the data that each released version stored (written by scripts/stored_fixtures.py)."""
 
 import asyncio
 import json

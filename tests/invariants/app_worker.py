@@ -1,7 +1,7 @@
 """Workers for test_effect_once_through_an_app: one handler of an ``App``, on Redis or RabbitMQ, dying at a named point.
 
-Not a test. Forks and reports as ``session_worker``, whose points and main loop it uses. The handler knows nothing of
-the broker. ``bug`` plants a mistake that the test has to find.
+Not a test. Forks and reports as ``session_worker`` does, and uses its points and its main loop. The handler knows
+nothing of the broker. ``bug`` plants a mistake that the test has to find.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ def noting(message: Any) -> Iterator[None]:
 
 
 def decode(fields: dict[str, bytes]) -> dict[str, Any]:
-    """Read the entries of the test, which are no messages of a processor."""
+    """Read the entries of the test, which are not messages of a processor."""
     return {"event": "number", "data": json.loads(fields["data"])}
 
 

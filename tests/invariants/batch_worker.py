@@ -81,7 +81,7 @@ def plant() -> None:
         def in_savepoint(self: Any, db: Any, ordinal: int, what: Any, work: Any) -> Any:
             try:
                 work(db, what)
-            except ValueError as error:  # what it has written stays in the transaction
+            except ValueError as error:  # its rows stay in the transaction
                 return error
             return None
 
@@ -183,7 +183,7 @@ def main() -> None:
             try:
                 asyncio.run(work(order["name"], order["mode"]))
                 status = 0
-            except BaseException as error:  # noqa: BLE001 - whatever it was, the storm has to know
+            except BaseException as error:  # noqa: BLE001 - the storm has to know every error
                 RECORD("error", text=type(error).__name__)
                 traceback.print_exc()
             finally:

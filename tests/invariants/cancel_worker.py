@@ -53,7 +53,7 @@ def pay_thread(ctx: Any, session: Any) -> None:
 
 
 def noting(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Say of each delivery, duplicates included, which message its transaction belongs to."""
+    """Record for each delivery, duplicates included, the message of its transaction."""
     if inspect.iscoroutinefunction(handler):
 
         @functools.wraps(handler)  # with its mark: the transaction decides whether a job is cancelled

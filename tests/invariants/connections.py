@@ -1,6 +1,6 @@
 """Cuts single connections of a process at the server's side: at Redis, MariaDB, MySQL or PostgreSQL.
 
-The server's list of connections names the client's port; the kernel says which ports belong to a process. A function
+The server's list of connections names the client's port; the kernel reports which ports belong to a process. A function
 returns whether a connection of a living process was ended: only that is a fault.
 """
 
@@ -56,6 +56,6 @@ def cut_at_database(engine: Any, process: int, rng: random.Random) -> bool:
             return bool(connection.execute(text(f"SELECT pg_terminate_backend({victim})")).scalar_one())
         try:
             connection.execute(text(f"KILL {victim}"))
-        except SQLAlchemyError:  # it has ended by itself
+        except SQLAlchemyError:  # it has ended
             return False
         return True

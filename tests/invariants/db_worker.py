@@ -3,8 +3,8 @@
     → {"task": "count", "url": …, "strategy": "row", "workers": 4, "times": 100, …}
     ← [{"1": 31, "2": 27, …}, …]
 
-All workers of a job start together. Each reports what was acknowledged to it; the test compares that with the table.
-A job with a "step" is another: one writer goes there, says its process id, and is to be killed.
+All workers of a job start together. Each reports its acknowledged writes; the test compares them with the table. A job
+with a "step" is different: one writer goes there, reports its process id, and the test kills it.
 """
 
 import json
@@ -120,7 +120,7 @@ def insert(engine: Engine, job: dict[str, Any], rng: random.Random) -> Report:
 
 
 def pause_at(engine: Engine, job: dict[str, Any]) -> None:
-    """Say who we are when the named step is reached, and wait there to be killed.
+    """Report the process id when the named step is reached, and wait there to be killed.
 
     At the step "in a statement" nobody waits here: the server does, and that is where it is to be killed.
     """
@@ -184,7 +184,7 @@ def die(job: dict[str, Any]) -> str:
 
 
 def storm(job: dict[str, Any]) -> str:
-    """Run the job in as many forked processes as it asks for."""
+    """Run the job in the requested number of forked processes."""
     start_reading, start_writing = os.pipe()
     readers: list[int] = []
     for number in range(job["workers"]):
@@ -212,7 +212,7 @@ def storm(job: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Do each job on standard input, one after the other, and answer it with a line."""
+    """Do each job on standard input, one after the other, and reply with a line."""
     for line in sys.stdin:
         job: dict[str, Any] = json.loads(line)
         create_engine(job["url"])  # for the driver that it imports: here, and not in each fork

@@ -1,8 +1,8 @@
 """Workers for test_effect_exactly_once: real ones, with named places where they can be stopped dead.
 
 Not a test. Started once as a zygote that has everything imported; it forks a worker for each line it
-reads, so that hundreds of kills do not cost hundreds of interpreter starts. A worker that has to halt
-at a point says so and waits there; what happens to it then is up to the test.
+reads, so that hundreds of kills do not cost hundreds of interpreter starts. A worker that has to halt at a point
+reports it and waits there for the test.
 
     → {"role": "transfer", "name": "t1", "halt": "mid-handler", "nth": 3}
     ← {"pid": 4711, "name": "t1"}
@@ -56,7 +56,7 @@ _read = ""
 
 
 def say(**facts: object) -> None:
-    # One write of less than PIPE_BUF is not torn, however many workers share the pipe.
+    # One write of less than PIPE_BUF is atomic, for any number of workers that share the pipe.
     os.write(1, (json.dumps({"pid": os.getpid(), **facts}) + "\n").encode())
 
 
@@ -166,7 +166,7 @@ def transfer(msg: QueueMessage, session: DbSession) -> None:
 
 
 def book(msg: QueueMessage, session: DbSession) -> None:
-    """What the ledger does with it."""
+    """The change in the ledger."""
     move = msg.payload
     session.execute("UPDATE ledger SET total = total + :amount WHERE id = 1", {"amount": move["amount"]})
     at("mid-handler")
@@ -177,7 +177,7 @@ Handler = Callable[[QueueMessage, DbSession], None]
 
 
 def consume(engine: Engine, stream: str, name: str, handler: Handler, inbox: Inbox) -> None:
-    """What a worker does: its own unfinished messages first, then new ones."""
+    """The work of a worker: its own unfinished messages first, then new messages."""
     global _read  # noqa: PLW0603 - nothing has been read in this life
     _read = ""
     config = QueueConfig(stream, "g", name, block_ms=50, claim_idle_ms=STALE_MS)
@@ -213,7 +213,7 @@ def connect_arguments(url: str) -> dict[str, Any]:
 
 
 def work(role: str, name: str) -> None:
-    """Work until killed. Errors that a real worker would be restarted over are answered by going on."""
+    """Work until killed. After errors for which a real worker would be restarted, continue."""
     import conquiet.transactional.relay
 
     conquiet.transactional.relay.OutboxStore = PointedStore  # type: ignore[attr-defined]

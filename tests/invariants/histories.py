@@ -6,7 +6,7 @@
     history.record("drained")
     assert history.judge()["examples"] == {}
 
-Processes that a storm starts are given ``history.folder`` and write with a ``Recorder`` of their own. At the end the
+Processes that a storm starts get ``history.folder`` and write with their own ``Recorder``. At the end the
 files are merged and judged by scripts/check_history.py; an anomaly fails the test. With ``CONQUIET_LEDGER`` set to a
 folder (``make torture``) the judgement is appended there, and the history is kept.
 """
@@ -36,7 +36,7 @@ LARGEST_KEPT = 150_000
 
 
 def seed_or(default: int) -> int:
-    """Return the seed that ``make torture`` asks for, or the usual one."""
+    """Return the seed that ``make torture`` sets, or the usual one."""
     return int(os.environ.get("CONQUIET_SEED", default))
 
 
@@ -51,7 +51,7 @@ class Row:
 
 @dataclass(slots=True)
 class History:
-    """What one storm did."""
+    """The result of one storm."""
 
     storm: str
     row: Row
@@ -80,7 +80,7 @@ class History:
         self.record("fault", kind="SIGSTOP", target=process, point=point)
 
     def resume(self, process: int) -> None:
-        """Note that a stopped process is about to go on (SIGCONT)."""
+        """Record that a stopped process is about to continue (SIGCONT)."""
         self.record("resume", target=process)
 
     @contextlib.contextmanager
@@ -105,7 +105,7 @@ class History:
         return sorted(one for one in found if one != os.getpid() and state_of(one) not in {"", "Z"})
 
     def leaks(self, engine: Any = None, *, helpers: Collection[int] = (), within_s: float = 30.0) -> dict[str, Any]:
-        """Return for ``leaked`` what has not ended in time: processes, and connections to the engine's database.
+        """Return processes and connections to the engine's database that have not ended in time, for ``leaked``.
 
         ``helpers``: processes of the storm that still have to run, such as the one that forks its workers.
         """

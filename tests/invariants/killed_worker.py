@@ -1,4 +1,4 @@
-"""Workers that stand still at a named step of their k-th message, to be killed there. Not a test.
+"""Workers that halt at a named step of their k-th message, to be killed there. Not a test.
 
     python killed_worker.py REDIS_URL DB_URL STREAM HISTORY
 
@@ -35,7 +35,7 @@ class KillPoint:
     def here(self, step: str, message_id: str) -> None:
         if step == self._step and self._seen == self._number:
             record("reached", point=step)
-            print(step, message_id, os.getpid(), flush=True)  # noqa: T201 - this is what the test waits for
+            print(step, message_id, os.getpid(), flush=True)  # noqa: T201 - the test waits for this line
             time.sleep(600)
 
 

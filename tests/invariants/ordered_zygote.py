@@ -1,7 +1,7 @@
 """Hosts that run messages with keys and are killed (kill -9) around every step of a turn, again and again.
 
-Run as a program by the test beside it. A host kills itself before or after the effect, before the acknowledgement that
-ends a turn is sent, after the server has carried it out, and around retries, moves and emits.
+The test of the same folder runs it as a program. A host kills itself before or after the effect, before the
+acknowledgement that ends a turn is sent, after the server has carried it out, and around retries, moves and emits.
 """
 
 import asyncio
@@ -112,7 +112,7 @@ async def host(url: str, stream: str, diary: str, *, deadly: bool) -> None:
         maybe_die(chance, diary, "after effect")
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, processor.stop)
-    with contextlib.suppress(LifecycleError):  # asked to stop before it had begun
+    with contextlib.suppress(LifecycleError):  # a stop was requested before it had begun
         await processor.start()
     await processor.close()
     await client.aclose()
@@ -150,7 +150,7 @@ def main() -> None:
             raise SystemExit(f"a host failed with {status}")
         killed += 1
         alive.add(spawn(*place, deadly=killed < kills))
-    for pid in alive:  # those that are still deadly
+    for pid in alive:  # messages that still kill
         record("fault", kind="kill -9", target=pid, point="at the end")
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

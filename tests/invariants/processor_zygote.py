@@ -1,8 +1,8 @@
 """Hosts that are killed (kill -9) in the middle of the processor's atomic steps, again and again.
 
-Run as a program by the test beside it. It imports everything once and forks hosts, so that a thousand kills
+The test of the same folder runs it as a program. It imports everything once and forks hosts, so that a thousand kills
 take a minute. A host kills itself right before a step is sent, or right after the server has carried it out and
-before the host knows. What it was doing is for the others to find.
+before the host knows. The other hosts have to find its work.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from conquiet.processor.scripts import Script, script
 from conquiet.runtime import RuntimeSettings
 
 STEPS = {"promote_due", "emit", "park", "unpark", "reserve_rate", "replay"}
-"""Those that are sent by themselves. Retries and burials are sent together, by the settler."""
+"""Steps that are sent alone. The settler sends retries and dead letters together."""
 
 PARKED_EVENTS = 60
 CHANCE = 0.04
@@ -44,7 +44,7 @@ def arm(diary: str) -> None:
         chance = CHANCE if self.name in STEPS else 0.0
         maybe_die(chance, diary, f"before {self.name}")
         reply = await run(self, client, keys, args)
-        # A promotion that moved nothing is no step worth dying for.
+        # A promotion that moved nothing is not a step to kill at.
         maybe_die(chance if self.name != "promote_due" or reply[0] else 0.0, diary, f"after {self.name}")
         return reply
 

@@ -1,8 +1,8 @@
 """Faults of a RabbitMQ cluster, for the storm of test_a_rabbitmq_cluster_loses_nothing.
 
-A node that was killed takes a quarter of a minute to come back. Meanwhile connections to the other two are closed: a
-fault of its own, and one that leaves a majority. The time of a kill ends when other nodes lead the queues: that a node
-joins again is no fault, and excuses no second delivery.
+A killed node takes a quarter of a minute to rejoin. Meanwhile connections to the other two are closed: a separate
+fault, which leaves a majority. The time of a kill ends when other nodes lead the queues: the return of a node is not a
+fault, and excuses no second delivery.
 """
 
 import contextlib

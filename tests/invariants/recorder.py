@@ -1,7 +1,7 @@
-"""Writes down what a process of a storm does, so that ``kill -9`` cannot take it away.
+"""Record the steps of a process of a storm, so that the records survive ``kill -9``.
 
-One file for each process, opened for appending; each record is one ``write`` of one line. A process that forks writes
-to a file of its own afterwards. The standard library alone is used: workers import this before anything else.
+One file for each process, opened for appending; each record is one ``write`` of one line. A forked process writes to
+its own file. Only the standard library is used: workers import this before anything else.
 
     record = Recorder(folder)
     record("deliver", id="17", n=1)

@@ -87,7 +87,7 @@ def _number_of(message: Any) -> int:
 
 
 class SecondConnection(Inbox):
-    """The planted bug: the row is committed by itself, before the effect."""
+    """The planted bug: the row is committed separately, before the effect."""
 
     def __init__(self, engine: Any) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
 """A storm on a Redis Cluster: slots migrated under load, masters killed and replicas promoted, nodes paused.
 
-Queue, engine, processor, scheduler and ``App`` work on one cluster at once. At the end, within two minutes after the
-last fault: lost 0, effects twice 0, each tick once. Redis replicates asynchronously, so half of the messages wait for a
-replica (``replicas=1``) and must all be there; what is missing of the others has its own column, and each of them must
-have been sent shortly before a master was killed. The history is judged by scripts/check_history.py.
+Queue, engine, processor, scheduler and ``App`` work on one cluster concurrently. At the end, within two minutes after
+the last fault: lost 0, effects twice 0, each tick once. Redis replicates asynchronously, so half of the messages wait
+for a replica (``replicas=1``) and must all be there; missing messages of the other half have a separate column, and
+each of them must have been sent shortly before a master was killed. The history is judged by scripts/check_history.py.
 
 Some messages have a key and wait in lines. While their slot moves, the lines are on one node and the turns on another.
 
@@ -46,7 +46,7 @@ TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
 FAULTS = 60 if TORTURE else 6
 DRAIN_S = 120.0
 EXPLAINED_S = 5.0
-"""How long before a kill a message may have been sent that the kill has lost."""
+"""Longest time between sending a message and a kill that has lost it."""
 
 _SLOW_STEPS = 10
 STREAMS = [f"shop-{number}" for number in range(3)]
@@ -60,7 +60,7 @@ EFFECTS = Table("effects", METADATA, Column("row", Integer, primary_key=True), C
 
 
 class Faults:
-    """What happens to the cluster, one fault after the other, in a thread."""
+    """The faults of the cluster, one after the other, in a thread."""
 
     def __init__(self, cluster: RedisClusterServer, keys: list[str], count: int, history: History) -> None:
         self._cluster, self._keys, self._left = cluster, keys, count
@@ -110,7 +110,7 @@ class Faults:
 
 
 class Sent:
-    """What was sent when to one engine, and whether a replica has confirmed it."""
+    """The messages sent to one engine, with their times, and whether a replica has confirmed them."""
 
     def __init__(self, of: str, history: History) -> None:
         self._of, self._history = of, history
@@ -119,13 +119,13 @@ class Sent:
 
     @contextlib.contextmanager
     def sending(self, name: str, *, confirmed: bool, **facts: Any) -> Iterator[None]:
-        """Note what became of a message that is sent in the block. One without an answer may have arrived."""
+        """Record the outcome of a message that is sent in the block. A message without a reply may have arrived."""
         try:
             yield
         except ConquietError:
             self._history.record("enqueue", id=name, of=self._of, expect="unsure")
             return
-        # Recorded after the answer: the master lived then.
+        # Recorded after the reply: the master lived then.
         self._history.record("enqueue", id=name, of=self._of, replicated=confirmed, **facts)
         if confirmed:
             self.confirmed.add(name)
@@ -145,7 +145,7 @@ def before_a_kill(now: float) -> tuple[float, float]:
 
 
 def queue_worker(client: Any, stop: threading.Event, seen: set[str], history: History) -> None:
-    """Read and acknowledge until stopped. What a lost reply has left pending is read again."""
+    """Read and acknowledge until stopped. Entries that a lost reply left pending are read again."""
     config = QueueConfig("queue", "billing", "alice", block_ms=200, max_read_count=1)
     consumer: QueueConsumer | None = None
     while not stop.is_set():
@@ -205,7 +205,7 @@ def stream_of(account: str) -> str:
 
 
 def note_the_wire(history: History, patch: wire.Patch) -> None:
-    """Note commits and acknowledgements of all that runs in this process, but those of queues."""
+    """Record commits and acknowledgements of all parts in this process except queues."""
 
     @contextlib.contextmanager
     def noting(ctx: JobContext) -> Iterator[None]:
@@ -351,7 +351,7 @@ async def test_a_storm_on_a_cluster_loses_nothing_and_does_nothing_twice(  # noq
                 seen = {"queue": queue_seen, "processor": set(done), "keyed": set(paid), "app": set(effects())}
                 return not any(sent[name].lost(seen[name], faults.may_lose) for name in sent)
 
-            with contextlib.suppress(TimeoutError):  # the judgement says what is missing
+            with contextlib.suppress(TimeoutError):  # the judgement names the missing messages
                 await wait_until_async(is_drained, timeout_s=DRAIN_S, interval_s=0.3)
                 history.record("drained")
     finally:

@@ -64,7 +64,7 @@ def test_every_effect_is_there_whatever_step_a_worker_was_killed_at(
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
             )
             idle.put(stack.enter_context(nursery))
-            stack.callback(os.killpg, nursery.pid, signal.SIGKILL)  # also if the test fails while a worker stands
+            stack.callback(os.killpg, nursery.pid, signal.SIGKILL)  # even if the test fails while a worker waits
 
         def ask(nursery: subprocess.Popen[str], step: str, number: int) -> list[str]:
             assert nursery.stdin is not None
@@ -91,7 +91,7 @@ def test_every_effect_is_there_whatever_step_a_worker_was_killed_at(
     with engine.connect() as conn:
         effects = Counter(conn.execute(text("SELECT message_id FROM effects")).scalars())
     assert set(effects) == set(ids), "a message was lost"
-    # Committed and not acknowledged: that one comes again. Every other step leaves exactly one effect.
+    # Committed and not acknowledged: this message is delivered again. Every other step leaves exactly one effect.
     twice = {message_id for message_id, step in killed.items() if step == "ack"}
     assert {message_id for message_id, count in effects.items() if count != 1} == twice
     assert {effects[message_id] for message_id in twice} == {2}

@@ -184,7 +184,7 @@ def test_on_a_classic_queue_the_others_are_handled_while_the_killer_kills(
     wait_until(settled, interval_s=0.1, message=lambda: f"{len(storm.handled())} handled")
 
     print(f"concurrency {concurrency}, kills {storm.kills}")  # noqa: T201
-    storm.history.recovery()  # the killer has not ended: the others are settled beside it
+    storm.history.recovery()  # the killer has not ended: the others are settled meanwhile
     dead = storm.dead()
     assert storm.judge(dead) == {}
     assert dead == {}

@@ -1,4 +1,4 @@
-"""A message that kills its process, in batches with others that do nothing wrong: only that one is dead-lettered.
+"""A message that kills its process, in batches with harmless messages: only the killing message is dead-lettered.
 
 Each delivery halves the batch that a message may be in, so the killer is alone after a few kills; past the delivery cap
 it is dead-lettered. The process is started again each time, as a supervisor would.

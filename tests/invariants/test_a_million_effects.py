@@ -61,7 +61,7 @@ class BigStorm(Storm):
         self._look_again_s = 0.0
 
     def ended_by_itself(self, process: int, status: int) -> bool:
-        """A worker that cannot reach Redis while it starts says so and ends. One that has begun to work never does."""
+        """A worker that cannot reach Redis while it starts reports it and ends. A worker that has begun never does."""
         assert self.history is not None
         path = self.history.folder / f"{process}.jsonl"
         return status == 1 and '"deliver"' not in path.read_text(encoding="utf-8")
@@ -212,7 +212,7 @@ class BigStorm(Storm):
 
 @pytest.fixture(params=["mysql", "postgresql"] if TORTURE else ["mysql"])
 def storm(request: pytest.FixtureRequest, key_prefix: str, redis_url: str, db_url: str) -> BigStorm:
-    """Return a storm, at full size on servers of its own."""
+    """Return a storm, at full size on separate servers."""
     database = request.param
     stream = f"{key_prefix}orders"
     if not TORTURE:

@@ -44,7 +44,7 @@ class AnyPair(Protocol):
 
     @property
     def url(self) -> str:
-        """Where an application finds the primary, whichever server that is."""
+        """The address at which an application finds the current primary."""
 
     def switch(self) -> None:
         """Demote the primary, wait until its replica has everything, and promote that."""
@@ -197,7 +197,7 @@ async def promote_under_work(
             with history.outage(f"primary {change.__name__}ed"):
                 await asyncio.to_thread(change)
                 before = await asyncio.to_thread(lambda: len(pair.effects()))
-                # Before the old primary ends: one that only refuses writes must be given up for the other.
+                # Before the old primary ends: the application must leave a primary that only refuses writes.
                 await wait_until_async(partial(has_more_effects, pair, before + 5))
             await asyncio.to_thread(pair.rejoin)
         history.recovery()

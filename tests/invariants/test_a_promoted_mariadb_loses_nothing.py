@@ -4,8 +4,8 @@ The application knows one address, behind which the primary moves, as it does wi
 
     application ──▶ address ──▶ primary ──semi-synchronous──▶ replica
 
-A primary that only refuses writes (``read_only``) keeps its connections: the application has to give them up itself.
-Runs with ``make torture`` only (see ``conftest``): 20 promotions, or as many as ``CONQUIET_FAILOVERS`` says.
+A primary that only refuses writes (``read_only``) keeps its connections: the application has to close them. Runs with
+``make torture`` only (see ``conftest``): 20 promotions, or the number in ``CONQUIET_FAILOVERS``.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ SEMI_SYNC = (
     "--log-bin=binlog",
     "--log-slave-updates",
     "--rpl-semi-sync-slave-enabled=1",
-    "--rpl-semi-sync-master-timeout=3600000",  # rather wait than go on without the replica
+    "--rpl-semi-sync-master-timeout=3600000",  # wait instead of continuing without the replica
     "--rpl-semi-sync-master-wait-point=AFTER_SYNC",
     "--rpl-semi-sync-master-wait-no-slave=1",
     "--slave-net-timeout=5",
@@ -35,7 +35,7 @@ SEMI_SYNC = (
 
 
 class Address(FaultProxy):
-    """An address whose server can be changed. Connections that exist stay where they are."""
+    """An address with a changeable server. Existing connections stay where they are."""
 
     def lead_to(self, server: MySQLServer) -> None:
         self._target = (server.host, server.port)
@@ -92,7 +92,7 @@ class MariaDbPair:
             f"CHANGE MASTER TO MASTER_HOST='{self.primary.host}', MASTER_PORT={self.primary.port}, MASTER_USER='root', "
             "MASTER_LOG_FILE='binlog.000001', MASTER_LOG_POS=4, MASTER_USE_GTID=no, MASTER_CONNECT_RETRY=1",
         )
-        call(self.primary, "SET GLOBAL rpl_semi_sync_master_enabled = 1")  # a promoted one went on without a replica
+        call(self.primary, "SET GLOBAL rpl_semi_sync_master_enabled = 1")  # promoted without a replica
         call(made, "START SLAVE")
         wait_until(lambda: position_of(made) == end_of(self.primary), timeout_s=120)
         return made

@@ -3,14 +3,14 @@
     Publisher ────────▶ work      settled by the flag "redelivered"    ┐
     outbox and relay ─▶ counted   settled by "x-delivery-count"        ┴─▶ dead, then replayed while its leader dies
 
-Refused are the numbers divisible by ten, always; everything else succeeds. At the end each good number was handled at
-least once and none of them is a dead letter, each refused one is a dead letter, after the last delivery that its rule
-allows and not before, a replay brings the dead letters back, and the queues are empty. A publish without an answer
-is repeated as another message: ``number.attempt``.
+The consumers refuse numbers divisible by ten; all others succeed. At the end each good number was handled at least once
+and none of them is a dead letter; each refused number is a dead letter, after the last delivery that its rule allows
+and not before; a replay returns the dead letters; and the queues are empty. A publish without a reply is repeated as
+another message: ``number.attempt``.
 
 Three nodes take a minute to start on a busy machine, so this runs with ``make torture`` only (see ``conftest``): 100
-faults over 20,000 messages, or as many as ``CONQUIET_CLUSTER_FAULTS`` says and fit into ``CONQUIET_CLUSTER_MINUTES``,
-with 200 messages for each.
+faults over 20,000 messages, or ``CONQUIET_CLUSTER_FAULTS`` of them that fit into ``CONQUIET_CLUSTER_MINUTES``, with 200
+messages for each.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ def depth(cluster: RabbitMQClusterServer, vhost: str, queue: str) -> int:
 
 
 class NamedCopies(ToRabbit):
-    """Gives each copy that the relay publishes a name of its own, ``number.attempt``, and notes its fate."""
+    """Gives each copy that the relay publishes a separate name, ``number.attempt``, and records its outcome."""
 
     def __init__(self, urls: Sequence[str], history: History) -> None:
         super().__init__(urls, "counted", timeout_s=10.0)
@@ -156,7 +156,7 @@ async def send(publisher: Publisher, number: int, history: History) -> None:
 
 
 class Handlers:
-    """What the consumers did: how often each message was handled, and what the broker said at each refusal."""
+    """The work of the consumers: how often each message was handled, and the broker's flags at each refusal."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -251,13 +251,13 @@ async def test_a_cluster_whose_nodes_die_loses_nothing_and_settles_by_the_rules(
         return good <= seen and depths[:2] == [0, 0] and depths[2] >= total - len(good)
 
     try:
-        async with asyncio.TaskGroup() as group:  # one that fails ends the other
+        async with asyncio.TaskGroup() as group:  # a failing task ends the other
             group.create_task(asyncio.to_thread(Faults(cluster, vhost, history, pace).run))
             publishing = group.create_task(publish(urls, engine, pace, history))
         total = publishing.result()
         good = {number for number in range(total) if number % 10}
         history.recovery()
-        with contextlib.suppress(TimeoutError):  # the judgement says what is missing
+        with contextlib.suppress(TimeoutError):  # the judgement names the missing messages
             await wait_until_async(is_settled, timeout_s=120, interval_s=0.5)
             history.record("drained")
         waiting = Outbox().backlog(engine)
@@ -303,7 +303,7 @@ def wrongly_settled(dead: Counter[str], refused: dict[str, list[DeliveryFacts]])
 
 
 async def replay_while_the_leader_dies(cluster: RabbitMQClusterServer, vhost: str, letters: RabbitDeadLetters) -> None:
-    """Replay everything; a replay whose connection is lost is begun again, as an operator would."""
+    """Replay everything; if the connection is lost, begin the replay again, as an operator would."""
     revived: list[asyncio.Task[None]] = []
 
     def kill_and_revive() -> None:

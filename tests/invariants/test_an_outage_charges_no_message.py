@@ -31,7 +31,7 @@ from conquiet.transactional import create_tables, for_processor, for_runtime
 TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
 MESSAGES, OUTAGES = (2_000, 8) if TORTURE else (150, 2)
 FAULTS_EACH = 12
-"""So many handlers fail in each outage before the server comes back: more than any message may be delivered."""
+"""This many handlers fail in each outage before the server returns: more than any message may be delivered."""
 CAP = 3
 SOON = RuntimeSettings(
     claim_idle_ms=1_000, max_deliveries=CAP, outage=Backoff(base_s=0.05, cap_s=5.0, factor=1.0, jitter=0.0)

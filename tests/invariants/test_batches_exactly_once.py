@@ -47,7 +47,7 @@ def is_poison(number: int) -> bool:
 
 @dataclass
 class Books:
-    """What is on the servers after the storm."""
+    """The content of the servers after the storm."""
 
     effects: Counter[str]
     dead: Counter[str]
@@ -114,7 +114,7 @@ class Storm:
         """End all processes. Returns what they have left behind."""
         deadline = time.monotonic() + 30
         self._hear()
-        while self._starting and time.monotonic() < deadline:  # one that is not known yet would live on
+        while self._starting and time.monotonic() < deadline:  # a worker that is not known yet would live on
             time.sleep(0.01)
             self._hear()
         for pid in self.living:
@@ -172,7 +172,7 @@ class Storm:
             self._hear()
             for name in wanted - set(self.living.values()) - self._starting:
                 self._starting.add(name)
-                # The point that fewest have died at, with those that are on their way to it.
+                # The point at which fewest have died, including workers that approach it.
                 armed = self.reached + Counter(self.armed.values())
                 point = min(at, key=lambda one: armed[one])
                 point = point if armed[point] < each else ""

@@ -3,8 +3,8 @@
 Never both, never neither. Half of the handlers are coroutines, half are threads; a third of the jobs are delayed.
 Workers are killed, and stopped for longer than the claim threshold, so that two of them run one job.
 
-``CONQUIET_TORTURE=1`` makes it 10,000 jobs. ``CONQUIET_PLANTED=redis-decides`` plants a bug (the inbox is not asked),
-with which it has to come out wrong.
+``CONQUIET_TORTURE=1`` makes it 10,000 jobs. ``CONQUIET_PLANTED=redis-decides`` plants a bug (the inbox does not
+decide), with which the test has to fail.
 """
 
 import asyncio
@@ -159,7 +159,7 @@ async def test_each_job_has_its_effect_once_or_is_cancelled(
 async def _emit_and_cancel(
     client: redis.asyncio.Redis, keys: Keys, rng: random.Random, history: History
 ) -> dict[str, JobChange]:
-    """Emit jobs and cancel each of them at a random moment of its life. Returns what the cancellations answered."""
+    """Emit jobs and cancel each of them at a random moment of its life. Return the results of the cancellations."""
     own = clone_async(client)
     emitter, jobs = Emitter(own, keys.stream), JobAdmin(own, keys.stream)
     answers: dict[str, JobChange] = {}

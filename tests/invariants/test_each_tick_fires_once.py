@@ -113,7 +113,7 @@ def assert_each_tick_once(found: dict[str, list[tuple[int, int]]]) -> None:
 
 
 class Stalls:
-    """How long this machine keeps a process waiting that should have run: not the scheduler's fault."""
+    """Return how long this machine delays a process that should run: not the scheduler's fault."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0

@@ -63,7 +63,7 @@ INSERT INTO ledger VALUES (1, 0);
 
 @dataclass
 class Faults:
-    """What the storm is made of."""
+    """The parts of the storm."""
 
     kills: dict[str, int]
     stops: int = 0
@@ -99,7 +99,7 @@ class Crew:
 
 
 class Chaos:
-    """Who works, where each one is to halt, and what happens to them there."""
+    """The workers, the point at which each halts, and the fault there."""
 
     ROLES: ClassVar = {"t1": "transfer", "t2": "transfer", "b1": "book", "r1": "relay", "r2": "relay"}
 
@@ -238,7 +238,7 @@ class Storm:
 
     # -------------------------------------------------------------- the storm
     def rage(self, faults: Faults, *, timeout_s: float, restart: Sequence[Callable[[], object]] = ()) -> None:
-        """Let the crew work, break what is to be broken, and return when nothing is on its way any more."""
+        """Run the crew, cause the faults, and return when no message is in flight any more."""
         with self._crew() as crew:
             for role in ("claim-transfer", "claim-book"):
                 crew.start(role, role)
@@ -286,7 +286,7 @@ class Storm:
         return self._where() == {"orders": 0, "ledger": 0, "outbox": 0}
 
     def _where(self) -> dict[str, int]:
-        """What is still on its way. Looked at in the direction in which it moves, so that nothing slips past."""
+        """Messages in flight. Counted in the direction in which they move, so that none is missed."""
         with redis.Redis.from_url(self.redis_url) as client:
             orders = _unfinished(client, self.streams["orders"])
             outbox = int(self._scalar("SELECT COUNT(*) FROM conquiet_outbox"))
@@ -430,7 +430,7 @@ def rage_and_compare(
     for point in POINTS:
         assert world.done[f"killed {point}"] >= each
     assert world.done["stopped"] == faults.stops
-    # Those that struck, not those that were armed: the last ones may have found no COMMIT to strike.
+    # Applied faults, not armed ones: the last ones may have found no COMMIT.
     assert world.proxy.counters.faults >= faults.lost_commits // 2
     assert world.done["restarted"] == 2
     return world

@@ -3,8 +3,8 @@
     DbSession, Session, AsyncSession        each with Redis and with RabbitMQ, on MySQL or MariaDB and on PostgreSQL
 
 Workers are killed at four named points, paused past the claim threshold (Redis) and lose replies to COMMIT; the
-database is killed and restarted. An effect is two rows in one transaction: a half is a failure too. The same with a
-planted bug has to come out wrong. ``CONQUIET_TORTURE=1`` makes it 2,000 messages and 100 kills in each cell.
+database is killed and restarted. An effect is two rows in one transaction: a half is a failure too. With a planted bug
+the test has to fail. ``CONQUIET_TORTURE=1`` makes it 2,000 messages and 100 kills in each cell.
 """
 
 import asyncio
@@ -111,7 +111,7 @@ class Zygote:
         return None
 
     def said(self) -> str:
-        """Return the end of what the workers wrote to stderr: why one ended by itself."""
+        """Return the end of the workers' stderr: the reason why one ended."""
         self._errors.seek(0)
         return self._errors.read()[-6_000:].decode(errors="replace")
 

@@ -29,7 +29,7 @@ Database = MySQLServer | PostgresServer
 
 
 class AppCell(Cell):
-    """A cell whose workers run an ``App``: its retries wait in the delayed set."""
+    """A cell with workers that run an ``App``: its retries wait in the delayed set."""
 
     worker = WORKER
     through = "App, "

@@ -172,7 +172,7 @@ def test_a_storm_of_kills_loses_nothing(
     assert set(ran) == set(ids)
     # A kill between a run and its acknowledgement repeats at most what that engine had in flight.
     assert sum(count - 1 for count in doubles.values()) <= killed * (CONCURRENCY + PREFETCH)
-    highest: dict[str, int] = {}  # of two at once, the first may be the last to write
+    highest: dict[str, int] = {}  # of two concurrent ones, the first may be the last to write
     for row in runs(raw):
         highest[row["id"]] = max(highest.get(row["id"], 0), int(row["count"]))
     assert all(highest[message_id] > 1 for message_id in doubles)
@@ -219,7 +219,7 @@ def test_a_storm_of_cut_connections_loses_nothing(
 def test_deployments_strand_nothing_and_charge_nothing(
     raw: redis.Redis, spawn: Callable[..., subprocess.Popen[str]], new_history: Callable[..., History]
 ) -> None:
-    """SIGTERM at random moments: what was not begun goes back uncharged, what was begun is finished."""
+    """SIGTERM at random moments: unstarted messages return uncharged, started ones are finished."""
     messages, stops = (100_000, 1_000) if TORTURE else (3_000, 12)
     seed = seed_or(3)
     rng = random.Random(seed)

@@ -1,12 +1,12 @@
 """A Sentinel promotes the replica, again and again, while queue, processor, scheduler and ``App`` work.
 
 Every second fail-over is planned; before the others the master is killed. Redis replicates asynchronously, so half of
-the messages wait for the replica (``replicas=1``) and must all be there; what is missing of the others has its own
-column, and each of them must have been sent shortly before a master was killed, or during a planned fail-over: Sentinel
-turns the old master into a replica some ten seconds after it has promoted the other one, and until then the old one
-accepts what it will discard.
+the messages wait for the replica (``replicas=1``) and must all be there; missing messages of the other half have a
+separate column, and each of them must have been sent shortly before a master was killed, or during a planned fail-over:
+Sentinel turns the old master into a replica some ten seconds after it has promoted the other one, and until then the
+old one accepts what it will discard.
 
-Runs with ``make torture`` only (see ``conftest``): 20 fail-overs, or as many as ``CONQUIET_FAILOVERS`` says.
+Runs with ``make torture`` only (see ``conftest``): 20 fail-overs, or the number in ``CONQUIET_FAILOVERS``.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class FailOvers:
         old.kill()
 
         def accepted() -> bool:
-            with contextlib.suppress(OSError):  # it has not asked the replica for its state yet
+            with contextlib.suppress(OSError):  # it has not queried the state of the replica yet
                 self._watched.sentinel.call("SENTINEL", "FAILOVER", "shop")
             return self._watched.master_port != port
 
@@ -184,7 +184,7 @@ async def test_fail_overs_by_sentinel_lose_nothing_and_do_nothing_twice(  # noqa
                 seen = {"queue": queue_seen, "processor": set(done), "app": set(effects())}
                 return not any(sent[name].lost(seen[name], faults.may_lose) for name in sent)
 
-            with contextlib.suppress(TimeoutError):  # the judgement says what is missing
+            with contextlib.suppress(TimeoutError):  # the judgement names the missing messages
                 await wait_until_async(is_drained, timeout_s=DRAIN_S, interval_s=0.3)
                 history.record("drained")
     finally:

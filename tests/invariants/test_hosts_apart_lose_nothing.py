@@ -1,11 +1,11 @@
-"""Hosts as network namespaces of this machine, and a real partition: the link is down, and nothing says so.
+"""Hosts as network namespaces of this machine, and a real partition: the link is down, and nothing reports it.
 
-Each host has an address and a link of its own. While a link is down, packets vanish: no connection is closed, no error
-comes. The other host takes over what the cut one had; the cut one finds its leases lost and works again once the link
-is up.
+Each host has its own address and link. While a link is down, packets are lost: no connection is closed, no error
+arrives. The other host takes over the messages of the isolated one; the isolated host finds its leases lost and works
+again once the link is up.
 
-Needs root and ``ip`` (iproute2), so it runs with ``make torture`` only. Where namespaces are not permitted it fails and
-says so: a partition that did not happen proves nothing.
+Needs root and ``ip`` (iproute2), so it runs with ``make torture`` only. If namespaces are not permitted it fails with
+that reason: a partition that did not happen proves nothing.
 """
 
 import json

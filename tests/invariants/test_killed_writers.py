@@ -45,7 +45,7 @@ def admin(db_url: str) -> Iterator[Connection]:
 
 
 class Mortals:
-    """Writers that stop at a step, one after the other, each a process of its own."""
+    """Writers that stop at a step, one after the other, each a separate process."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -53,7 +53,7 @@ class Mortals:
         )
 
     def reach(self, step: str, way: str, url: str) -> int:
-        """Send one there; return its process id once it says that it is."""
+        """Send a writer there; return its process id once it reports the step."""
         assert self._process.stdin is not None
         job = {"url": url, "strategy": way, "row": 1, "step": step}
         self._process.stdin.write(json.dumps(job) + "\n")
@@ -80,14 +80,14 @@ def way(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def mortals() -> Iterator[Mortals]:
-    """One for all tests: each writer is a fork of its own, and a Python less to start for each."""
+    """One for all tests: each writer is a fork, which saves the start of a Python."""
     made = Mortals()
     yield made
     made.close()
 
 
 def survivor(engine: Engine, way: str) -> DbWriter:
-    """Another writer, which needs the locks that the dead one had; beside OCC one that needs the row."""
+    """Another writer, which needs the locks of the dead one; with OCC a writer that needs the row."""
     return DbWriter(engine, DbConfig("counters"), LockStrategy.ROW if way == "occ" else LockStrategy(way))
 
 
@@ -130,7 +130,7 @@ def test_a_writer_that_dies_leaves_no_lock_and_no_half_write(
         mortals.kill(dying)
 
         wait_for_freedom(admin)
-        # Whatever the dead one held, the next writer gets within its own timeout.
+        # The next writer gets every lock of the dead one within its own timeout.
         assert writer.modify(1, lambda row: {"n": row["n"] + 100}).rows == 1, step
         history.record("add", row=1, by=100, ok=True)
         expected += 100 + (step == "after commit")

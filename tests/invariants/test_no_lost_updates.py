@@ -41,13 +41,13 @@ def admin(db_url: str) -> Iterator[Connection]:
 
 @pytest.fixture
 def share(conquiet_mysql_flavour: MySQLFlavour | None) -> float:
-    """Which part of the volume the current flavour gets."""
+    """The share of the volume for the current flavour."""
     beside_mariadb = len(available_mysql_flavours()) > 1 and conquiet_mysql_flavour is MySQLFlavour.MYSQL
     return SCALE * (0.2 if beside_mariadb and SCALE == 1 else 1.0)
 
 
 class Workers:
-    """Processes that write at once. One Python for all jobs of this file: each worker is a fork of it."""
+    """Processes that write concurrently. One Python for all jobs of this file: each worker is a fork of it."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(

@@ -1,9 +1,8 @@
-"""Three programs under one consumer name, as in containers whose host names and process ids repeat.
+"""Three programs under one consumer name, as in containers with repeated host names and process ids.
 
-One of them works, and the others are refused beside it. It is killed again and again, and the next one takes the name
-and what is pending under it. A second run of a message needs a kill as its cause. There is no delivery cap: the kills
-hit the same messages again and again, as if these messages killed. ``CONQUIET_TORTURE=1`` makes it 60 kills and five
-programs.
+One of them works, and the others are refused meanwhile. It is killed repeatedly, and the next program takes the name
+and its pending entries. A second run of a message needs a kill as its cause. There is no delivery cap: the kills hit
+the same messages repeatedly, as if these messages killed. ``CONQUIET_TORTURE=1`` makes it 60 kills and five programs.
 """
 
 import signal

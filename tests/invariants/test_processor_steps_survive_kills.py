@@ -40,7 +40,7 @@ BATCH = 20
 
 
 class Storm:
-    """What was emitted, and what is to be seen of it on the server."""
+    """The emitted messages, and their visible state on the server."""
 
     def __init__(self, client: Any, keys: Keys, history: History) -> None:
         self.history = history
@@ -121,7 +121,7 @@ async def test_no_kill_loses_or_doubles_a_step(
         "processor steps killed",
         Row("Processor: retry, dead letter, replay, rate, pause", "none", "one Redis, 3 processes"),
         seed=0,
-        # How often a step was carried out is compared below, entry by entry.
+        # The number of executions of a step is compared below, entry by entry.
         promise={"effects": "at least once", "attempts": True, "commits": True},
         servers=[facts],
         claim_idle_s=0.25,
@@ -165,11 +165,11 @@ async def test_no_kill_loses_or_doubles_a_step(
 
 async def _assert_each_step_happened_once(storm: Storm) -> None:
     found, followed = await storm.entries()
-    # Whatever was put off follows another entry, and no entry is followed twice.
+    # Every deferred entry follows another entry, and no entry is followed twice.
     assert set(followed.values()) == {1}
     turns = {one: count for one, count in found.items() if one[0] in storm.emitted["limited"]}
-    # A limited message is in the stream once, and once more for each turn it had to wait for: one that a busy machine
-    # has missed is taken again.
+    # A limited message is in the stream once, and once more for each time slot it waited for: a slot that a busy
+    # machine has missed is reserved again.
     first = {one: count for one, count in turns.items() if not one[3]}
     assert Counter(first) == Counter((one, 1, 0, False) for one in storm.emitted["limited"])
     others = Counter({one: count for one, count in found.items() if one not in turns})

@@ -1,9 +1,8 @@
 """Many processes, many faults: no message is lost, and the dead letters are exactly the messages that were refused.
 
-Refused are the numbers divisible by ten, always; everything else succeeds. Whatever is killed, stopped or cut, at the
-end each good number was handled at least once, each refused one is in the dead-letter queue exactly once, and the
-queue is empty. ``CONQUIET_TORTURE=1`` runs 250 faults over 25,000 messages on each kind of queue instead of 20 over
-2,000.
+The consumers refuse numbers divisible by ten; all others succeed. After all kills, stops and cuts each good number was
+handled at least once, each refused number is in the dead-letter queue exactly once, and the queue is empty.
+``CONQUIET_TORTURE=1`` runs 250 faults over 25,000 messages on each kind of queue instead of 20 over 2,000.
 """
 
 import json
@@ -122,7 +121,7 @@ class Storm:
         return len(self.handled()) + self.depth("dead")
 
     def strike(self) -> None:
-        """One fault, then wait until the work goes on."""
+        """Cause one fault, then wait until the work continues."""
         kind = self.dice.choice(["kill -9", "SIGSTOP", "broker closes", "reset", "half close"])
         self.faults[kind] += 1
         before = self.settled()  # with all workers alive
@@ -158,7 +157,7 @@ class Storm:
         return quote(unquote(urlsplit(self.url).path[1:]), safe="")
 
     def is_complete(self) -> bool:
-        """Whether the broker lists both workers."""
+        """Return whether the broker lists both workers."""
         self.revive()
         return len(self.api("GET", f"/api/consumers/{self.vhost}")) == 2
 

@@ -1,6 +1,6 @@
-"""Entry ids that come again: after a stream was created again, or a replica with a slow clock took over.
+"""Repeated entry ids: after a stream was created again, or a replica with a slow clock took over.
 
-Three lives of one stream, with the same ids in each. Every fifth acknowledgement is lost, so that redelivery goes on at
+Three lives of one stream, with the same ids in each. Every fifth acknowledgement is lost, so that redelivery happens at
 the same time. In the third life every second message is one of the second life again, as from a restored backup.
 ``CONQUIET_TORTURE=1`` makes it 5,000 messages a life.
 """
@@ -193,7 +193,7 @@ async def test_ids_that_come_again_lose_nothing_with_the_runtime(
 async def test_ids_that_come_again_lose_nothing_with_the_processor(
     engine: Engine, client: redis.Redis, redis_url: str, key_prefix: str, begin_history: Callable[[str], History]
 ) -> None:
-    """Its messages have no id of their own, so they are known by their first entry's, through all attempts."""
+    """Its messages have no id, so the id of their first entry identifies them, through all attempts."""
     stream, history = f"{key_prefix}jobs", begin_history("Processor")
     handle = for_processor(lambda ctx, session: write(session, ctx.data["name"]), engine=engine)
     failures = 0

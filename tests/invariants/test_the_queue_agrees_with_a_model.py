@@ -26,7 +26,7 @@ TORTURE = 10 if os.environ.get("CONQUIET_TORTURE") else 1
 
 
 class QueueLife(RuleBasedStateMachine):
-    """The model: what is in the stream, how far the group has read, what is pending for whom and how often."""
+    """The model: the stream, the position of the group, and the pending entries with owner and delivery count."""
 
     url = ""
 
@@ -54,7 +54,7 @@ class QueueLife(RuleBasedStateMachine):
         return good, {str(error.message_id) for error in batch.malformed}, set(batch.deleted)
 
     def expect_delivery(self, ids: list[str], name: str, found: tuple[Any, set[str], set[str]]) -> None:
-        """Everything asked for was delivered, refused or named as deleted; the model moves on."""
+        """Every requested entry was delivered, refused or named as deleted; the model moves on."""
         good, malformed, deleted = found
         there = [message_id for message_id in ids if message_id in self.entries]
         for message_id in there:
@@ -94,7 +94,7 @@ class QueueLife(RuleBasedStateMachine):
     @precondition(lambda self: self.pending)
     @rule(name=names, data=st.data())
     def ack(self, name: str, data: st.DataObject) -> None:
-        """XACK does not ask who the owner is."""
+        """XACK does not check the owner."""
         message_id = data.draw(st.sampled_from(sorted(self.pending)))
         self.queues[name].ack_id(message_id)
         del self.pending[message_id]

@@ -1,6 +1,6 @@
 """Workers for test_a_million_effects: large batches with one multi-row statement, dying at a named point of a batch.
 
-Not a test. Forks and reports as ``batch_worker``, whose points and main loop it uses.
+Not a test. Forks and reports as ``batch_worker`` does, and uses its points and its main loop.
 """
 
 import json

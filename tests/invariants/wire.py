@@ -1,4 +1,4 @@
-"""Record what a worker sends to its servers: each COMMIT, and each acknowledgement as it is sent.
+"""Record each COMMIT and each acknowledgement that a worker sends to its servers.
 
     note_commits(record)                    in the process, before its first transaction
     note_stream_acks(record, pack)          Redis
@@ -7,8 +7,8 @@
     …
     handle(17)                              the transactions that follow in this thread or task are of message 17
 
-The records stand at the edge of the process: below SQLAlchemy for the database, where the packet is made for Redis and
-RabbitMQ. What the library believes of itself is not asked. The format is described in docs/history-format.md.
+The records are made at the edge of the process: below SQLAlchemy for the database, where the packet is made for Redis
+and RabbitMQ. They do not depend on the state of the library. The format is described in docs/history-format.md.
 """
 
 from collections.abc import Callable
@@ -48,13 +48,13 @@ _tags: WeakKeyDictionary[Any, _Tags] = WeakKeyDictionary()
 
 
 def handle(*ids: Any, of: str = "") -> None:
-    """Say which messages the next transactions of this thread or task belong to."""
+    """Set the messages that the next transactions of this thread or task belong to."""
     fields: dict[str, Any] = {"id": ids[0]} if len(ids) == 1 and not isinstance(ids[0], list) else {"ids": list(ids)}
     _handled.set(fields | ({"of": of} if of else {}))
 
 
 def note_commits(record: Recorder, patch: Patch = setattr) -> None:
-    """Note each COMMIT that was sent, and whether the database has answered it."""
+    """Record each COMMIT that was sent, and whether the database has replied."""
     from sqlalchemy.engine.default import DefaultDialect
 
     from conquiet.db import commit_status, session
@@ -68,7 +68,7 @@ def note_commits(record: Recorder, patch: Patch = setattr) -> None:
         try:
             do_commit(self, dbapi_connection)
         except Exception:
-            # The library may go on without an answer if the transaction has written nothing: a duplicate's.
+            # The library may continue without a reply if the transaction has written nothing: a duplicate's.
             if fields is not None:
                 record("commit", **fields, unanswered=True)
             raise

@@ -1,7 +1,7 @@
 """An event loop without a clock and without sockets: time moves when nothing is left to do, a seed decides the order.
 
-Every callback belongs to a simulated process or to none. A process that is killed runs nothing more, at whatever
-``await`` it was: its callbacks are dropped, its tasks are kept aside so that no clean-up of theirs runs.
+Every callback belongs to a simulated process or to none. A killed process runs nothing more, from any ``await`` on: its
+callbacks are dropped, and its tasks are kept so that none of their clean-up runs.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 STEP_S = 1e-6
-"""What one callback costs: a loop that waits for nothing still gets on in time."""
+"""The cost of one callback: a loop that waits for nothing still advances in time."""
 
 
 _MOST_CLEAN_UPS = 50

@@ -38,7 +38,7 @@ class Network:
         self.connections: list[SimulatedTransport] = []
         self._number = 0
         self.context = copy_context()
-        """The server's: what was sent before a kill arrives all the same."""
+        """The server's end: bytes that were sent before a kill still arrive."""
         self.context.run(CURRENT.set, None)
 
     def delay_s(self) -> float:
@@ -80,7 +80,7 @@ class Network:
         return reply
 
     def wake(self) -> None:
-        """Let blocked reads look again: something was added."""
+        """Let blocked reads check again: something was added."""
         for one in self.connections:
             one.look_again()
 
@@ -92,7 +92,7 @@ class Network:
 
 
 def _named(words: list[bytes]) -> str:
-    """Return what a trace says of a command: no scripts and no tokens, which differ from run to run."""
+    """Return the trace of a command: without scripts and tokens, which differ from run to run."""
     if words[0].upper() == b"EVAL":
         return f"{len(words[1])} {words[3].decode()} {len(words)}"
     return b" ".join(words[1:]).decode(errors="replace")[:120]
@@ -137,12 +137,12 @@ class SimulatedTransport:
         loop.call_at(self._arrives, self._receive, data, context=self._network.context)
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close immediately."""
         self.lose(None)
 
     # ------------------------------------------------------------ the server's side
     def _receive(self, data: bytes) -> None:
-        # What was sent before a kill or a close arrives all the same.
+        # Bytes that were sent before a kill or a close still arrive.
         commands, self._rest = parse_commands(self._rest + data)
         self._queue.extend(commands)
         self._serve()
@@ -230,7 +230,7 @@ class _Reader:
 
 
 class SimulatedConnection:
-    """What redis-py's connection is to ``RedisProtocol``."""
+    """The part of redis-py's connection that ``RedisProtocol`` uses."""
 
     socket_timeout = TIMEOUT_S
     _parser = BaseParser
@@ -304,7 +304,7 @@ def _bytes(word: Any) -> bytes:
 
 
 class SimulatedTopology:
-    """Where the streams are: on the model."""
+    """The topology: all streams are on the model."""
 
     may_move = False
 

@@ -1,4 +1,4 @@
-"""A model of the Redis commands that the runtime engine uses: what the server does, without a server.
+"""A model of the Redis commands that the runtime engine uses, without a server.
 
 Time is given from outside. Scripts are run themselves, by ``lua``. Replies are Python values: bytes, int, None, lists,
 ``Status`` and ``Refusal``. ``test_redis_model.py`` sends the same random commands to the model and to a real server.
@@ -52,7 +52,7 @@ class Stream:
 
 
 def parse_id(raw: bytes, *, low: bool = True) -> Id:
-    """Return an id as two numbers; one without a sequence stands for its first or last."""
+    """Return an id as two numbers; without a sequence it means the first or the last of its millisecond."""
     if raw == b"-":
         return ZERO
     if raw == b"+":

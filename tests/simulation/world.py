@@ -3,9 +3,9 @@
     python scripts/simulate.py 4711             one seed, with its history
     python scripts/simulate.py 1 --seeds 1000   a thousand seeds from 1 on
 
-The engine's code runs unchanged, from its connections (``AsyncRedisConnection``, ``RedisProtocol``) upwards. Replaced
-are the event loop, the clock, the transport, the server, and the heartbeat's thread, whose ``beat`` is called by the
-loop instead. The same seed gives the same trace; its digest is part of the result.
+The engine's code runs unchanged, from its connections (``AsyncRedisConnection``, ``RedisProtocol``) upwards. The
+simulation replaces the event loop, the clock, the transport, the server, and the heartbeat's thread: the loop calls its
+``beat`` instead. The same seed gives the same trace; its digest is part of the result.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ RECOVERY_S = 60.0
 
 
 class SimulatedHeartbeat(heartbeat.Heartbeat):
-    """The heartbeat, whose beats are called by the loop: a thread would have a schedule of its own."""
+    """The heartbeat, with beats that the loop calls: a thread would have its own schedule."""
 
     _beating: asyncio.TimerHandle | None = None
     _has_ended = False
@@ -85,7 +85,7 @@ class SimulatedHeartbeat(heartbeat.Heartbeat):
 
 @dataclass(slots=True)
 class Result:
-    """What one seed led to.
+    """The result of one seed.
 
     Attributes:
         trace: Digest of everything that happened, in order.
@@ -265,7 +265,7 @@ class World:
         self.faulty, self.network.loss, self.network.slow = False, 0.0, 0.0
         self.note("phase", name="recovery")
         deadline = self.loop.time() + RECOVERY_S
-        while any(self._left().values()) and self.loop.time() < deadline:  # noqa: ASYNC110 - the server says no more
+        while any(self._left().values()) and self.loop.time() < deadline:  # noqa: ASYNC110 - the server reports no more
             await asyncio.sleep(0.5)
         if not any(self._left().values()):
             self.note("drained")

@@ -44,7 +44,7 @@ SIGNALS_OF_A_HANDLER = {"ConnectionCleanup", "Reject", "Retry"}
 
 @pytest.mark.spec("CQ-003.3")
 def test_no_package_has_an_error_of_its_own_beside_the_tree() -> None:
-    """A caller who catches ConquietError must not miss one that another module defines."""
+    """A caller that catches ConquietError must also catch the errors that other modules define."""
     outside = set()
     for found in pkgutil.walk_packages(conquiet.__path__, "conquiet."):
         if found.name.endswith("__main__") or any(found.name.startswith(inner) for inner in INNER):
@@ -122,5 +122,5 @@ def test_an_error_can_be_caught_by_its_kind() -> None:
 
 
 def test_a_lifecycle_error_is_a_runtime_error_too() -> None:
-    """Programs that catch what the standard library raises for a wrong order go on working."""
+    """Programs that catch the standard library's error for a wrong order still work."""
     assert issubclass(errors.LifecycleError, RuntimeError)

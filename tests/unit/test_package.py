@@ -364,7 +364,7 @@ def test_an_emitter_in_a_second_event_loop_names_the_mistake() -> None:
 def test_a_relay_without_its_table_says_so_at_every_attempt(
     engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes on trying, as when the database is away: what is wrong has to be in the log."""
+    """It retries, as when the database is unavailable, so the log must name the fault."""
     relay = OutboxRelay(engine, {"ledger": untyped(SimpleNamespace(publish=list))})
     monkeypatch.setattr(relay, "_sleep", lambda _: relay.stop())
 

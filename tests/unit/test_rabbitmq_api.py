@@ -1,8 +1,10 @@
 """The HTTP client of the management API."""
 
+from typing import Any
+
 import pytest
 
-from conquiet.rabbitmq_api import default_api_url
+from conquiet.rabbitmq_api import default_api_url, has_dead_letter_exchange
 
 
 @pytest.mark.parametrize(
@@ -17,3 +19,18 @@ from conquiet.rabbitmq_api import default_api_url
 )
 def test_the_default_api_url_is_on_the_host_of_the_broker(amqp: str, http: str) -> None:
     assert default_api_url(amqp) == http
+
+
+@pytest.mark.parametrize(
+    ("description", "expected"),
+    [
+        ({"arguments": {"x-dead-letter-exchange": "dlx"}}, True),
+        ({"arguments": {"x-dead-letter-exchange": ""}}, True),
+        ({"arguments": {}, "effective_policy_definition": {"dead-letter-exchange": "dlx"}}, True),
+        ({"arguments": {}, "effective_policy_definition": {}}, False),
+        ({"arguments": [], "effective_policy_definition": None}, False),
+        (None, False),
+    ],
+)
+def test_a_dead_letter_exchange_is_read_from_arguments_or_policy(description: Any, *, expected: bool) -> None:
+    assert has_dead_letter_exchange(description) is expected

@@ -208,7 +208,7 @@ def test_outside_the_main_thread_it_says_so_and_changes_nothing() -> None:
 
 @pytest.mark.spec("CQ-004.5")
 def test_without_being_asked_nothing_is_installed() -> None:
-    """By importing, constructing and writing: a write is a direct call, without a loop or a thread beside it."""
+    """By importing, constructing and writing: a write is a direct call, without a further loop or thread."""
     code = (
         "import signal, conquiet, conquiet.config, conquiet.signals\n"
         "import conquiet.transactional, conquiet.processor, conquiet.rabbit, conquiet.runtime, conquiet.scheduler\n"
@@ -227,7 +227,7 @@ def test_without_being_asked_nothing_is_installed() -> None:
         "print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,"
         " signal.getsignal(signal.SIGINT) is signal.default_int_handler, threading.active_count())"
     )
-    # Coverage, when it measures child processes, installs a handler of its own.
+    # Coverage, when it measures child processes, installs its own handler.
     env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_PROCESS")}
     out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
 
@@ -265,7 +265,7 @@ async def test_a_signal_wakes_an_event_loop_that_waits() -> None:
     """Delivered to another thread, the signal interrupts no call of the main one: only the loop's own socket does."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
-    timer = loop.call_later(30, lambda: None)  # what wakes the loop otherwise
+    timer = loop.call_later(30, lambda: None)  # the other way to wake the loop
 
     def stop() -> None:
         loop.call_soon_threadsafe(stopped.set)

@@ -187,7 +187,7 @@ class App(EmittingApp):
             await self.close()
 
     def main(self, only: Iterable[Part] | None = None) -> None:
-        """Run as the whole job of a process, until SIGTERM or SIGINT; a second signal aborts running handlers.
+        """Run as the main program of a process, until SIGTERM or SIGINT. A second signal aborts running handlers.
 
         Call it from the main thread, outside any event loop. It raises what ``run()`` raises.
         """
@@ -202,28 +202,28 @@ class App(EmittingApp):
             asyncio.run(run())
 
     def stop(self) -> None:
-        """Ask for the end: running handlers finish. A second call aborts them. May be called from a signal handler."""
+        """Request the stop: running handlers finish. A second call aborts them. May be called from a signal handler."""
         self._life.stop()
         if self._workers is not None:
             self._workers.stop()
 
     def set_only(self, only: Iterable[Part]) -> None:
-        """Choose the parts that ``run()`` runs: what ``conquiet worker --only`` does."""
+        """Choose the parts that ``run()`` runs. ``conquiet worker --only`` calls it."""
         self._life.require_new("parts")
         self._assembly.only = self._assembly.parts(only)
 
     def set_concurrency(self, concurrency: int) -> None:
-        """Change the most handlers at once: what ``conquiet worker --concurrency`` does."""
+        """Change the maximum of concurrent handlers. ``conquiet worker --concurrency`` calls it."""
         self._life.require_new("concurrency")
         self._concurrency = require_positive("concurrency", concurrency)
 
     def set_wait_s(self, wait_s: float) -> None:
-        """Change how long ``run()`` waits for servers: what ``conquiet worker`` does, whose supervisor waits itself."""
+        """Change how long ``run()`` waits for servers. ``conquiet worker`` sets 0, because its supervisor waits."""
         self._life.require_new("wait_s")
         self._wait_s = require_seconds("wait_s", wait_s, zero_allowed=True)
 
     def health(self) -> WorkerHealth:
-        """Return whether all parts do their work now. Never raises; asks no server."""
+        """Return whether all parts do their work now. Never raises, and sends nothing to a server."""
         if self._life.status is not Status.RUNNING:
             reason = "not started" if self._life.status is Status.NEW else self._life.status.value
             return WorkerHealth(ready=False, reason=reason)
@@ -235,7 +235,7 @@ class App(EmittingApp):
         return 0 if self._workers is None else self._workers.abandoned
 
     async def close(self) -> None:
-        """Release what was opened for emit, handlers and resources. It may be called twice, and emit may follow."""
+        """Close the connections of emit, handlers and resources. May be called twice. A later emit opens them again."""
         await self._registry.resources.close()
         await self._assembly.close()
 
@@ -243,7 +243,7 @@ class App(EmittingApp):
     async def lifespan(self, _asgi: Any = None) -> AsyncIterator[None]:
         """Serve as the lifespan of a Starlette or FastAPI application that emits: ``FastAPI(lifespan=app.lifespan)``.
 
-        What ``emit`` opened is closed at the end. Handlers are not run here.
+        The connections of ``emit`` are closed at the end. Handlers are not run here.
         """
         self._registry.events.require_complete()
         try:

@@ -148,7 +148,7 @@ class RedisBus:
         return emitter.job(sent.id, stream=sent.stream).result(timeout_s=timeout_s)
 
     async def close(self) -> None:
-        """Close connections. The next message opens them again, also in another event loop."""
+        """Close connections. The next message opens them again, in this or another event loop."""
         client, self._client, self._emitter, self._partitions = self._client, None, None, None
         if client is not None:
             await client.aclose()

@@ -1,6 +1,6 @@
-"""Ask the application's database now and then whether it answers, for readiness.
+"""Check every few seconds that the application's database replies, for readiness.
 
-Without a message no handler would notice that the database is unavailable, and ``/readyz`` would say that all is well.
+While no message arrives, no handler notices that the database is unavailable, and ``/readyz`` would report "ready".
 """
 
 import asyncio
@@ -22,10 +22,10 @@ _SLICE_S: Final = 0.1
 
 
 class DatabaseProbe:
-    """Opens a connection of its own every few seconds. It fails no worker: it reports. See ``core.lifecycle.Worker``.
+    """Opens a separate connection every few seconds. A failure stops no worker. See ``core.lifecycle.Worker``.
 
     Args:
-        engine: The database. Its pool is left alone: a pool whose connections are all in use is no outage.
+        engine: The database. Its pool is not used: a pool without a free connection is not an outage.
         interval_s: Time between two probes.
     """
 
@@ -55,7 +55,7 @@ class DatabaseProbe:
             self._life.finish()
 
     def stop(self) -> None:
-        """Ask for the end."""
+        """Request the stop."""
         self._life.stop()
 
     def health(self) -> WorkerHealth:
@@ -78,7 +78,7 @@ class DatabaseProbe:
         try:
             with engine.connect() as connection:
                 connection.exec_driver_sql("SELECT 1")
-        except Exception as error:  # noqa: BLE001 - whatever it is, the database cannot be used
+        except Exception as error:  # noqa: BLE001 - after any error the database cannot be used
             info = OperationInfo("asking the database for readiness")
             failure = as_write_error(error, info, connecting=True, server=self._address)
             self._failure = reason_of(failure)
@@ -97,6 +97,6 @@ class DatabaseProbe:
 
 
 def probe_for(engine: Callable[[], "Engine"]) -> list[DatabaseProbe]:
-    """Return the probe of a database server; none for SQLite, which is a file beside the worker."""
+    """Return the probe of a database server. None for SQLite, which is a file of this host."""
     found = engine()
     return [] if found.dialect.name == "sqlite" else [DatabaseProbe(found)]

@@ -66,7 +66,7 @@ class Declarations:
             within_s: Deadline from the arrival of the first message of a batch or shared transaction to its commit,
                 0.02 s if left out. Messages are gathered for this time minus the duration of the last batches, and
                 for half of it at least.
-            share_transaction: Number of calls that share one transaction, at most; each runs in a savepoint. For a
+            share_transaction: Maximum number of calls that share one transaction; each runs in a savepoint. For a
                 function of single messages. It must do nothing outside of its session: if the transaction fails, all
                 of them run again.
         """
@@ -152,7 +152,7 @@ class Declarations:
             name: Identifies the schedule; the function's name if left out.
             retry: As for ``handler``.
             timeout_s: As for ``handler``.
-            catch_up: Which of the times that passed while no host ran are run; see ``ScheduleEntry``.
+            catch_up: Decides about times that passed while no host was running; see ``ScheduleEntry``.
             once: As for ``handler``.
         """
         from conquiet.scheduler.entries import ScheduleEntry

@@ -1,6 +1,6 @@
 """Emit messages: directly to Redis, or through the outbox in a transaction.
 
-without a session    sent now, also if the caller fails later
+without a session    sent now, even if the caller fails later
 with a session       a row of the outbox in the session's transaction: published if it commits, never otherwise
 """
 
@@ -212,7 +212,7 @@ class Emit:
     """Emit messages from an ``async def`` handler: a parameter with this annotation gets it.
 
     In a handler that has a session, each message is a row of the outbox in the handler's transaction: it is published
-    if the handler commits, and only then. In a handler without a session it is sent immediately.
+    if the handler commits, never otherwise. In a handler without a session it is sent immediately.
     """
 
     __slots__ = ("_emission", "_session")

@@ -44,7 +44,7 @@ class MessageLogger(logging.LoggerAdapter[logging.Logger]):
 
 @dataclass(slots=True)
 class Run:
-    """One run of a handler. ``transactional`` reads its attributes as those of the message.
+    """One run of a handler. ``transactional`` reads the attributes of the message from it.
 
     Attributes:
         origin: The ``JobContext``, or the message of RabbitMQ.

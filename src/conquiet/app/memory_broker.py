@@ -102,7 +102,7 @@ class MemoryBroker:
     Args:
         clock: The time of the test.
         stream: The app's stream.
-        settings: Those of its processor.
+        settings: The settings of its processor.
     """
 
     def __init__(self, clock: TestClock, stream: str, settings: "ProcessorSettings") -> None:

@@ -40,7 +40,7 @@ class MemoryLeases:
 
 @contextmanager
 def ending(*deliveries: MessageContext) -> Iterator[None]:
-    """End the handler's part in these deliveries: from then on their contexts refuse to acknowledge and to extend."""
+    """End these deliveries for the handler: from then on their contexts refuse to acknowledge and to extend."""
     state = HandlerState.FAILED
     try:
         yield

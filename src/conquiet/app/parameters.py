@@ -129,7 +129,7 @@ def read_signature(
         lists: True for a batch handler, with ``list[Model]`` and ``list[JobContext]``.
 
     Raises:
-        ConfigurationError: It is no function, a parameter has no source, or two parameters are payloads.
+        ConfigurationError: It is not a function, a parameter has no source, or two parameters are payloads.
     """
     if not callable(function):
         raise ConfigurationError(f"the {what} must be a function")
@@ -185,7 +185,7 @@ def _read(
     annotation = hints[name]
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
-    if provided(annotation):  # first: a declared resource may be a dataclass, too
+    if provided(annotation):  # checked first, because a declared resource may be a dataclass
         return Parameter(name, Source.RESOURCE, annotation)
     of_many = _read_list(name, annotation, special=special, what=what, lists=lists)
     if of_many is not None:

@@ -1,6 +1,6 @@
 """Typed payloads: from the JSON object of a message to the model of its handler, and back. Pure.
 
-Accepted are msgspec structs, pydantic models, dataclasses, typed dicts and plain ``dict``. Errors name the field that
+Models are msgspec structs, pydantic models, dataclasses, typed dicts and plain ``dict``. Errors name the field that
 does not fit and never its value: a payload may hold personal data.
 """
 
@@ -105,7 +105,7 @@ class PayloadModel:
         return dict(built)
 
     def _validator(self) -> Callable[[Mapping[str, Any]], Any]:
-        validate = self._model.model_validate  # once: to find it in the class costs as much as to validate two fields
+        validate = self._model.model_validate  # a lookup costs as much as validating two fields
 
         def decode(data: Mapping[str, Any]) -> Any:
             try:
@@ -149,7 +149,7 @@ def encode_untyped(value: Any) -> dict[str, Any]:
 
 
 def describe_misfit(error: Exception) -> tuple[str, str]:
-    """Return path and reason without the value: of msgspec's own sentence only the known beginnings are kept."""
+    """Return path and reason without the value: of msgspec's sentence only the known beginnings are kept."""
     text = str(error)
     path = _PATH.search(text)
     reason = _REASON.match(text)

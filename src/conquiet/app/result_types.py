@@ -39,7 +39,7 @@ class ResultType:
         """
         try:
             return msgspec.convert(value, self._kind, dec_hook=_validated)
-        except ValueError as error:  # msgspec's own is one
+        except ValueError as error:  # msgspec's error is one
             # What pydantic found is the cause: msgspec adds the path to the field that has the pydantic type.
             inner = error.__cause__
             path, reason = inner.facts if isinstance(inner, _PydanticMisfit) else describe_misfit(error)

@@ -1,15 +1,15 @@
 """Wait for servers that start later than the application, for a bounded time.
 
-With docker compose, or after a power cut, everything starts concurrently, and often the worker first. ``app.run()``
-checks each server that it needs before it reads the first message:
+With docker compose, or after a power cut, everything starts at the same time, and often the worker is ready first.
+``app.run()`` checks each server that it needs before it reads the first message:
 
-    replies                              go on
+    replies                              continue
     cannot be reached, or still loading  log one warning that names it, and retry until ``wait_s`` has passed
     replies with a refusal               do not wait: a wrong password stays wrong
 
 After the start the engines reconnect to a lost server, by their own settings.
 
-See docs/decisions/0041.
+See docs/decisions/0029.
 """
 
 import asyncio
@@ -201,7 +201,7 @@ def _is_not_there(error: Exception, engine: Any) -> bool:
 
 
 def _answers(url: Any) -> bool:
-    """Return whether a connection to the address of a URL succeeds; True where it has none, as a file has."""
+    """Return whether a connection to the address of a URL succeeds. True for a URL without an address (a file)."""
     if not url.host or str(url.host).startswith("/"):
         return True
     port = url.port or {"postgresql": 5432}.get(url.get_backend_name(), 3306)

@@ -32,9 +32,9 @@ class AppSettings:
         retention: Age at which rows are deleted: 30 days in the inbox; parked rows of the outbox are kept unless
             ``parked_s`` is set. None deletes no rows. Workers delete old rows while they are idle, one host at a time.
         wait_s: Longest wait of ``run()`` for a server that cannot be reached at the start; 0 does not wait.
-        partitions: Partitions of the app's stream at least, so that a Redis Cluster serves it by several masters. A
-            stream that has fewer grows when workers start; the number does not shrink. Above 1, ``debounce`` is not
-            offered, and rate limits hold for each partition.
+        partitions: Minimum number of partitions of the app's stream, so that several masters of a Redis Cluster serve
+            it. A stream that has fewer grows when workers start; the number does not shrink. Above 1, ``debounce`` is
+            not offered, and rate limits hold for each partition.
     """
 
     processor: "ProcessorSettings | None" = field(default=None)

@@ -1,4 +1,4 @@
-"""Check that the tables exist which the workers of an application need."""
+"""Check that the tables that the workers of an application need exist."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any

@@ -27,7 +27,7 @@ class WorkerHealth:
 
 
 class WorkerGroup:
-    """Workers that start and end together. It lives once.
+    """Workers that start and end together. A group runs once.
 
     Args:
         workers: Asyncio workers run on the loop, synchronous ones in a thread each.
@@ -64,19 +64,19 @@ class WorkerGroup:
                     task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
-        if failure is None:  # one that failed while it was stopped
+        if failure is None:  # a worker that failed while it was stopped
             failure = next((task for task in tasks if task.exception() is not None), None)
         if failure is not None:
             failure.result()
 
     def stop(self) -> None:
-        """Ask all workers to end; a second call forces them. May be called from a signal handler."""
+        """Request the stop of all workers; a second call forces it. May be called from a signal handler."""
         self._stopping = True
         for worker in self._workers:
             worker.stop()
 
     def health(self) -> WorkerHealth:
-        """Return whether all workers do their work, else the reason of each one that does not."""
+        """Return whether all workers do their work, else the reason of each worker that does not."""
         needed = [worker for worker in self._workers if not getattr(worker, "is_background", False)]
         states = [(worker.name, worker.health()) for worker in needed]
         reasons = [f"{name}: {health.reason}" for name, health in states if not health.ready]
@@ -96,6 +96,6 @@ class WorkerGroup:
                 return await worker.run()
             return await asyncio.to_thread(worker.run)
         except LifecycleError:
-            # Stopped between our check and its start, it refuses to start: that is the end we asked for.
+            # A worker that was stopped between the check above and its start refuses to start.
             if not self._stopping:
                 raise

@@ -5,7 +5,7 @@
 2    nothing was done: a usage error, or a server could not be reached
 130  interrupted by Ctrl-C (143 by SIGTERM), after the clean-up
 
-See docs/decisions/0030.
+See docs/decisions/0028.
 """
 
 import contextlib

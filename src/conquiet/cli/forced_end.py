@@ -17,7 +17,7 @@ _armed = False
 
 
 def arm() -> None:
-    """Allow this module to end the process. Call it only if the process runs nothing but the command."""
+    """Allow this module to end the process. Call it only if the process runs only the command."""
     global _armed  # noqa: PLW0603 - one process, one command
     _armed = True
 

@@ -31,6 +31,12 @@ RabbitApiUrl = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON. Durations are seconds.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Report what would be done, without doing it.")]
+InboxTable = Annotated[str, typer.Option("--inbox", help="Name of the inbox table.")]
+OutboxTable = Annotated[str, typer.Option("--outbox", help="Name of the outbox table.")]
+
+INBOX = "conquiet_inbox"
+OUTBOX = "conquiet_outbox"
 
 
 def find_url(flag: str, variable: str) -> str:

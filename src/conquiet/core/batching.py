@@ -143,7 +143,7 @@ class BatchAssembler(Generic[T]):
 
     def deliver_due(self) -> None:
         """Deliver due batches while ``may_deliver`` returns True."""
-        # Durations count from now: the wait for a free worker is no reason to shorten the gathering time.
+        # Durations count from now: the wait for a free worker must not shorten the gathering time.
         while self._due and self._may_deliver():
             self._send(next(iter(self._due)), asyncio.get_running_loop().time())
 

@@ -6,7 +6,7 @@ Without ``decode`` an entry has one field ``data`` that holds a JSON object, and
 an entry is malformed if it is too large, if ``decode`` raises, or if it returns no mapping with text keys. The reason
 names the type of the exception and never its text, which may quote the entry.
 
-See docs/decisions/0040.
+See docs/decisions/0009.
 """
 
 import hashlib

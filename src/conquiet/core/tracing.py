@@ -4,7 +4,7 @@
 OpenTelemetry. The trace context is in the ``headers`` of a message: names and strings, stored in the envelope, in AMQP
 headers or in the outbox row.
 
-See docs/decisions/0059.
+See docs/decisions/0058.
 """
 
 from collections.abc import Callable, Mapping, Sequence

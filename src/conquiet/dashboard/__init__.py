@@ -2,7 +2,7 @@
 
     app             dashboard(...): an ASGI application, alone or mounted in another
     security        checks of every request: host, access, read-only, origin
-    access          Action and Access: who may do what, on which streams
+    access          Action and Access: the rights of a user, per stream
     servers         queries Redis, the database and RabbitMQ through ``management``, with time limits
     fleet           one reading of all streams for all viewers
     pages/          one module per page, with its values and actions

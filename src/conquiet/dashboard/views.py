@@ -47,16 +47,16 @@ class View:
         """Return a value of the query, truncated to 1,000 characters."""
         return self.request.query_params.get(name, default)[:1_000]
 
-    def number(self, name: str, default: int, *, most: int = 1_000_000) -> int:
-        """Return a whole number of the query, else the default."""
+    def number(self, name: str, default: int) -> int:
+        """Return a whole number of the query, at most a million, else the default."""
         raw = self.text(name)
-        return min(most, int(raw)) if raw.isdecimal() and len(raw) < 10 else default  # noqa: PLR2004
+        return min(1_000_000, int(raw)) if raw.isdecimal() and len(raw) < 10 else default  # noqa: PLR2004
 
     def stream(self) -> bytes:
         """Return the stream of the query that the user may see.
 
         Raises:
-            NotShownError: The query names no stream, or one that the user may not see.
+            NotShownError: The query names no stream, or the user may not see it.
         """
         token = self.text("stream")
         if not token or not self.access.allows(Action.VIEW, token):
@@ -79,7 +79,7 @@ class Page:
         values: Returns the values of the template.
         live: True if its block ``live`` is updated.
         interval_s: Shortest time between two updates.
-        urgent: Called every ``interval_s``, also while updates are slower. A changed result causes an immediate update.
+        urgent: Called every ``interval_s``, even while updates are slower. A changed result causes an immediate update.
     """
 
     path: str

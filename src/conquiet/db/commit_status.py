@@ -16,7 +16,7 @@ See docs/decisions/0005.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -79,7 +79,7 @@ class TransactionId:
 
 
 class NoTransactionId(Enum):
-    """Why a transaction has no id."""
+    """Reasons why a transaction has no id."""
 
     NOTHING_WRITTEN = "nothing written"
     FAILED = "failed"
@@ -143,13 +143,7 @@ def status_of(connection: Connection, transaction: TransactionId, *, end_backend
     return None
 
 
-def resolve_commit(
-    engine: Engine,
-    transaction: TransactionId,
-    *,
-    timeout_s: float = TIMEOUT_S,
-    sleep: Callable[[float], None] = time.sleep,
-) -> CommitStatus:
+def resolve_commit(engine: Engine, transaction: TransactionId, *, timeout_s: float = TIMEOUT_S) -> CommitStatus:
     """Query the server until the status is final or the timeout expires. Never raises an error of the database.
 
     Uses connections outside the engine's pool, because pooled ones may be dead too, or all in use.
@@ -158,7 +152,6 @@ def resolve_commit(
         engine: The engine of the lost connection.
         transaction: Which transaction.
         timeout_s: Longest wait for the server. Connecting has the engine's own limit.
-        sleep: Waits the given number of seconds.
     """
     began = time.monotonic()
     separate = Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
@@ -175,7 +168,7 @@ def resolve_commit(
                 return found
             if waited_s > timeout_s:
                 return CommitStatus.UNKNOWN
-            sleep(PAUSE_S)
+            time.sleep(PAUSE_S)
     finally:
         separate.dispose()
 

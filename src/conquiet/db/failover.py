@@ -4,7 +4,7 @@ A primary that becomes read-only keeps its connections open. A pool continues to
 although new connections (through a proxy, a virtual address or DNS) would reach the new primary. So the first write
 that such a server refuses renews the pool: idle connections are closed, and the next session opens a new one.
 
-See docs/decisions/0057.
+See docs/decisions/0007.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""INSERT without a lock: the first writer of an id wins. SPEC(003 §5.2). See docs/decisions/0004."""
+"""INSERT without a lock: the first writer of an id wins. SPEC(003 §5.2). See docs/decisions/0003."""
 
 from typing import Any
 

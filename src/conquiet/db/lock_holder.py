@@ -77,7 +77,7 @@ def row_holder(conn: Connection, table: str) -> str | None:
 
 def table_holder(conn: Connection, table: str) -> str | None:
     """Describe the connection that uses the table."""
-    # Running transactions come last: they are what usually keeps a table from being locked.
+    # Running transactions are queried last: usually a transaction blocks a table lock.
     return _query(conn, (_TABLE_MYSQL, _TABLE_MARIADB, _ROW_MARIADB), _names(table))
 
 

@@ -105,7 +105,7 @@ class RowLock:
         self._skip_locked = skip_locked
 
     def acquire(self) -> list[dict[str, Any]]:
-        """Lock the rows and return their newest state, also if the session's snapshot is older.
+        """Lock the rows and return their newest state, even if the session's snapshot is older.
 
         Raises:
             NoSuchRowError: There is none. Nothing is locked then, not even against an INSERT. With

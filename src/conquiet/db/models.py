@@ -1,6 +1,6 @@
 """A write operation and its outcome.
 
-See docs/decisions/0004.
+See docs/decisions/0003.
 """
 
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ class WriteOutcome:
     """The result of one write.
 
     Attributes:
-        rows: Rows inserted, or rows an UPDATE matched (also when the values were the same already).
+        rows: Rows inserted, or rows an UPDATE matched (even if the values were the same already).
             Zero after an UPDATE means that there is no such row, which is not an error.
         duplicate: True if the row of an INSERT existed already.
     """

@@ -1,6 +1,6 @@
 """Name the table or column that a statement needs and the database does not have.
 
-Names come from the code of the application and are no secret, but the server's text is not repeated: only an
+Names come from the code of the application and are not secret, but the server's text is not repeated: only an
 identifier is taken out of it. The name of a column is taken only where conquiet built the statement. In a statement of
 the caller an unknown "column" may be a value that was pasted into the SQL without quotes.
 """

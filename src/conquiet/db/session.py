@@ -309,7 +309,7 @@ class DbSession:
 
     @property
     def checks(self) -> int:
-        """How many checks run right before COMMIT."""
+        """Number of checks that run right before COMMIT."""
         return len(self._before_commit)
 
     def drop_checks(self, kept: int) -> None:

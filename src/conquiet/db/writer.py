@@ -1,6 +1,6 @@
 """Write one row at a time, safely among any number of writers. SPEC(003 §5.10).
 
-    INSERT              one statement, its own transaction, never a lock; an existing row is no error
+    INSERT              one statement, its own transaction, never a lock; an existing row is not an error
     UPDATE, no lock     one statement, its own transaction
     UPDATE, locked      lock ─▶ (read) ─▶ write ─▶ COMMIT ─▶ release the lock     all on one connection
                           └── failed anywhere: ROLLBACK ─▶ release the lock
@@ -8,16 +8,17 @@
 The seed releases the lock before the commit. The next owner then reads the old value: 25 of 240
 updates were lost on MariaDB that way and 115 on MySQL.
 
-See docs/decisions/0001 and 0004 and 0005.
+See docs/decisions/0001 and 0003 and 0005.
 """
 
 import time
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any
 
 from sqlalchemy.engine import Engine
 
 from conquiet.config import DbConfig
+from conquiet.core.closing import ClosedAfterUse
 from conquiet.db import statement_batch
 from conquiet.db.dialects import require_strategy, require_writer_supported
 from conquiet.db.insert import Inserts
@@ -33,7 +34,7 @@ from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError
 _UNSUPPORTED = "unsupported"
 
 
-class DbWriter:
+class DbWriter(ClosedAfterUse):
     """Write rows of one database under one lock strategy. Threads may share a writer.
 
     Any failure is a ``DbWriteError`` that names errno, table and operation and no value; the driver's
@@ -45,8 +46,9 @@ class DbWriter:
             pool, with the same settings (docs/decisions/0007); the engine itself is not changed.
         db_config: ``id_column`` identifies rows; ``table_name`` is the table of ``modify``.
         lock_strategy: For UPDATE. Under NONE concurrent read-modify-write loses updates.
-        lock_timeout_s: Longest wait for an advisory or table lock, in whole seconds; 10 if None. Row locks wait as
-            long as the server's ``innodb_lock_wait_timeout``, so with ROW (and NONE) it is a ``ConfigurationError``.
+        lock_timeout_s: Longest wait for an advisory or table lock; 10 if None. Where the server has whole seconds
+            only, a fraction is rounded up. Row locks wait as long as the server's ``innodb_lock_wait_timeout``, so with
+            ROW (and NONE) it is a ``ConfigurationError``.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class DbWriter:
         db_config: DbConfig,
         lock_strategy: LockStrategy = LockStrategy.NONE,
         *,
-        lock_timeout_s: int | None = None,
+        lock_timeout_s: float | None = None,
     ) -> None:
         self.engine = require_writer_supported(engine)
         if not isinstance(db_config, DbConfig):
@@ -148,12 +150,6 @@ class DbWriter:
             self._closed = True
             writer_pool_of(self.engine).unregister(self)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _kind: object, _error: BaseException | None, _trace: object) -> None:
-        self.close()
-
     def _insert_rows(self, rows: statement_batch.Rows, outcomes: list[WriteOutcome]) -> None:
         before, started = len(outcomes), time.monotonic()
         try:
@@ -180,7 +176,7 @@ class DbWriter:
 
 
 class _measured:  # noqa: N801 - reads as a verb: with _measured(op): ...
-    """Count one write and record its time, also if it fails."""
+    """Count one write and record its time, even if it fails."""
 
     __slots__ = ("_op", "_started")
 

@@ -8,7 +8,7 @@
     jobs/            JobAdmin, PartitionedJobs: list, show and change the jobs of a stream (asynchronous)
     doctor/          check servers: findings with severity, reason and fix
 
-Synchronous (but for ``jobs``), bounded (SCAN and XINFO with limits, never KEYS), each command sent once.
+Synchronous (except ``jobs``), bounded (SCAN and XINFO with limits, never KEYS), each command sent once.
 
 The names below are imported on first use and need the extra ``redis``. The doctors of a database and of RabbitMQ do
 not need it.

@@ -351,7 +351,7 @@ class _RunExecutor:
             try:
                 await self._runs.progress(self._run)
             except (ConquietError, _StoppedError):
-                # Cancelled, taken over, or the server is away: stop at the next step; another process continues.
+                # Cancelled, taken over, or the server is unavailable: stop at the next step; another process continues.
                 self._stopped = True
                 return
 

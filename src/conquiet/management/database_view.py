@@ -67,9 +67,9 @@ class DatabaseView:
         """Return the oldest parked messages, without payloads."""
         return self._outbox().parked(self._connect(), limit=limit)
 
-    def inbox(self, *, most_rows: int = 100_000) -> InboxSize:
-        """Return the size of the inbox, counted up to ``most_rows``."""
-        return inbox_size(self._connect(), self._inbox, most_rows=most_rows)
+    def inbox(self) -> InboxSize:
+        """Return the size of the inbox, counted up to 100,000 rows."""
+        return inbox_size(self._connect(), self._inbox, most_rows=100_000)
 
     def has_effect(self, stream: str, group: str, message_id: str) -> bool:
         """Return whether the inbox has the row of a message: its effect is committed."""

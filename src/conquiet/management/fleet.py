@@ -16,8 +16,8 @@ from conquiet.management.partitions import PartitionedStreams, companion, is_com
 from conquiet.management.redis_admin import RedisAdmin, display_name
 from conquiet.processor.partitions import read_layout
 from conquiet.redis_transport.ids import milliseconds_of, parse_id
-from conquiet.redis_transport.replies import server_ms, text
-from conquiet.redis_transport.routing import slot_of
+from conquiet.redis_transport.replies import group_lag, server_ms, text
+from conquiet.redis_transport.routing import split_by_slot
 
 if TYPE_CHECKING:
     from conquiet.redis_transport.commands import Word
@@ -27,6 +27,7 @@ PER_CALL: Final = 100
 
 MOST_STREAMS: Final = 5_000
 _SCAN_COUNT: Final = 1_000
+_SCAN_STEPS: Final = 20
 _OWN_PREFIX: Final = b"conquiet:"
 _MOST_GROUPS: Final = 20
 
@@ -248,10 +249,7 @@ def count_retrying(server: RedisAdmin, streams: Sequence[StreamSnapshot]) -> dic
 
 def _chunks(keys: Sequence[bytes], *, in_cluster: bool, size: int = PER_CALL) -> Iterator[Sequence[bytes]]:
     """Split keys into chunks for one script call. On a cluster the keys of a chunk share a slot."""
-    slots: dict[int, list[bytes]] = {}
-    for key in keys:
-        slots.setdefault(slot_of(key) if in_cluster else 0, []).append(key)
-    for those in slots.values():
+    for those in split_by_slot(keys, in_cluster=in_cluster):
         for start in range(0, len(those), size):
             yield those[start : start + size]
 
@@ -267,7 +265,7 @@ def _snapshot(key: bytes, row: list[Any], now_ms: int) -> StreamSnapshot:
         dead=dead,
         paused=tuple(sorted(map(display_name, paused))),
         group_count=group_count,
-        groups=tuple(_group(one, now_ms) for one in groups),
+        groups=tuple(_group(one, length, now_ms) for one in groups),
         raw_key=key,
         at_ms=now_ms,
         partitions=read_layout(layout).to_read if layout else 1,
@@ -308,7 +306,7 @@ def _join_groups(groups: Sequence[GroupSnapshot]) -> GroupSnapshot:
     )
 
 
-def _group(row: list[Any], now_ms: int) -> GroupSnapshot:
+def _group(row: list[Any], length: int, now_ms: int) -> GroupSnapshot:
     name, consumers, pending, lag, entries_read, oldest_pending, first_waiting, last = row
     ids = [text(one) for one in (oldest_pending, first_waiting) if one]
     oldest_ms = min((milliseconds_of(one) for one in ids), default=None)
@@ -316,7 +314,7 @@ def _group(row: list[Any], now_ms: int) -> GroupSnapshot:
         name=display_name(name),
         consumers=consumers,
         pending=pending,
-        lag=lag if first_waiting else 0,
+        lag=group_lag({b"lag": lag}, length=length, waiting=bool(first_waiting)),
         # The server counts from the first read of a group on; before that nothing was read.
         entries_read=0 if entries_read is None and last == b"0-0" else entries_read,
         oldest_age_s=None if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000),
@@ -341,11 +339,11 @@ class StreamDirectory:
         self.last_steps = 0
         """Number of SCAN commands of the last ``advance``."""
 
-    def advance(self, server: RedisAdmin, *, steps: int = 20) -> None:
-        """Scan the next part of the keyspace: ``steps`` thousand keys, on a cluster one node after the other."""
+    def advance(self, server: RedisAdmin) -> None:
+        """Scan the next part of the keyspace: 20 thousand keys, on a cluster one node after the other."""
         streams = PartitionedStreams(server)
         masters = server.masters()
-        for step in range(steps):
+        for step in range(_SCAN_STEPS):
             self.last_steps = step + 1
             self._node = min(self._node, len(masters) - 1)  # a node may have left the cluster
             reply = server.call_each(masters[self._node], "SCAN", self._cursor, "COUNT", _SCAN_COUNT, "TYPE", "stream")

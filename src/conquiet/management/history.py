@@ -123,12 +123,10 @@ def read_history(server: RedisAdmin, stream: bytes, groups: Iterable[bytes], spa
     return History(span, step_s * merged, _merge(list(points.values()), merged), deploys)
 
 
-def read_sparklines(
-    server: RedisAdmin, streams: Sequence[tuple[bytes, Sequence[bytes]]], *, minutes: int = 60
-) -> dict[bytes, list[int]]:
-    """Return attempts per minute of each stream, oldest first. Sends two small reads for each group."""
+def read_sparklines(server: RedisAdmin, streams: Sequence[tuple[bytes, Sequence[bytes]]]) -> dict[bytes, list[int]]:
+    """Return attempts per minute of each stream in the last hour, oldest first. Two small reads for each group."""
     last = server.now_ms() // 60_000
-    numbers = range(last - minutes + 1, last + 1)
+    numbers = range(last - 59, last + 1)
     asked: list[tuple[bytes, list[int]]] = []
     commands: list[tuple[Word, ...]] = []
     for stream, groups in streams:

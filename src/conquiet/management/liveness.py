@@ -13,14 +13,10 @@ from conquiet.management.models import ConsumerState
 from conquiet.management.redis_admin import RedisAdmin, as_bytes, display_name
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.liveness import liveness_key, registry_key
-from conquiet.redis_transport.replies import ConsumerInfo
+from conquiet.redis_transport.replies import ConsumerInfo, counts_attempts
 
 ALIVE_S: Final = 60.0
 """A consumer is live if its idle time is shorter than this. A live consumer reads every few seconds."""
-
-COUNTS_ATTEMPTS_SINCE: Final = (7, 2)
-"""From this version on ``idle`` counts from the last attempted read. Valkey reports 7.2 or more."""
-
 
 _MOST_NAMES: Final = 500
 """Most registered names that are read."""
@@ -62,10 +58,9 @@ def consumer_state(
     return ConsumerState.DEAD if counts_attempts and has_key is False else ConsumerState.UNKNOWN
 
 
-def counts_attempts(server: RedisAdmin) -> bool:
+def server_counts_attempts(server: RedisAdmin) -> bool:
     """Return whether ``idle`` of this server counts from the last attempted read."""
-    version = server.info("server").get("redis_version", "0").split(".")[:2]
-    return tuple(int(part) for part in version if part.isdigit()) >= COUNTS_ATTEMPTS_SINCE
+    return counts_attempts(server.info("server").get("redis_version", "0"))
 
 
 def key_of(stream: bytes, group: bytes, consumer: bytes) -> bytes | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_seconds, require_text
 from conquiet.errors import NoSuchStreamError, OperatorError
-from conquiet.management.liveness import ALIVE_S, counts_attempts
+from conquiet.management.liveness import ALIVE_S, server_counts_attempts
 from conquiet.management.models import RemovalReport, TrimReport
 from conquiet.management.overview import describe_key, describe_stream, require_group
 from conquiet.management.partitions import partition_keys
@@ -52,7 +52,7 @@ def remove_consumer(
     facts = require_group(describe_stream(server, stream), group)
     if new_owner == consumer:
         raise OperatorError("a consumer cannot be its own new owner", stream=stream)
-    counts = counts_attempts(server)
+    counts = server_counts_attempts(server)
     proof = "1" if force or (counts and min_idle_s >= ALIVE_S) else ""
     words: tuple[Word, ...] = (group, consumer, new_owner, round(min_idle_s * 1000), _STEP, proof)
     names = [key.decode() for key in partition_keys(server, stream)]

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from conquiet.core.redaction import printable
 from conquiet.errors import GroupMissingError, NoSuchStreamError, WrongKeyTypeError
-from conquiet.management.liveness import ALIVE_S, consumer_state, counts_attempts, read_liveness, read_unlisted
+from conquiet.management.liveness import ALIVE_S, consumer_state, read_liveness, read_unlisted, server_counts_attempts
 from conquiet.management.models import ConsumerReport, ConsumerState, GroupReport, StreamList, StreamReport
 from conquiet.management.partitions import PartitionedStreams, companion, is_companion, join_reports, partition_keys
 from conquiet.management.redis_admin import RedisAdmin, as_bytes, display_name
@@ -20,6 +20,7 @@ _SCAN_COUNT = 1_000
 class _Context(NamedTuple):
     """Values that all groups of one report share."""
 
+    length: int
     now_ms: int
     alive_s: float
     counts_attempts: bool
@@ -97,12 +98,12 @@ def describe_key(server: RedisAdmin, key: str | bytes, *, alive_s: float = ALIVE
     now_ms = server.now_ms()
     info = server.mapping("XINFO", "STREAM", raw, stream=name)
     rows = [as_mapping(one) for one in server.call("XINFO", "GROUPS", raw, stream=name)]
-    context = _Context(now_ms, alive_s, counts_attempts(server))
+    context = _Context(int(info["length"]), now_ms, alive_s, server_counts_attempts(server))
     memory, delayed, dead, paused = _related_keys(server, raw)
     first = info.get("first-entry")
     return StreamReport(
         key=name,
-        length=int(info["length"]),
+        length=context.length,
         first_id=text(first[0]) if first else None,
         last_id=text(info["last-generated-id"]),
         memory_bytes=memory,
@@ -146,7 +147,7 @@ def _group(server: RedisAdmin, key: bytes, row: dict[bytes, Any], context: _Cont
     oldest_ms = min((milliseconds_of(one) for one in ids), default=None)
     return GroupReport(
         name=display_name(name),
-        lag=group_lag(row, waiting=bool(waiting)),
+        lag=group_lag(row, length=context.length, waiting=bool(waiting)),
         pending=pending[0],
         last_delivered_id=after,
         oldest_age_s=None if oldest_ms is None else max(0.0, (context.now_ms - oldest_ms) / 1000),

@@ -1,12 +1,16 @@
 """List the queues of a RabbitMQ page by page with the management API. Reads no messages."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from conquiet.rabbitmq_api import RabbitApi, default_api_url
+from conquiet.rabbitmq_api import RabbitApi, default_api_url, has_dead_letter_exchange, queue_setting
 
+if TYPE_CHECKING:
+    from conquiet.rabbit import DeliveryFilter, RabbitDeadLetters
+
+_PER_PAGE: Final = 50
 _COLUMNS: Final = (
     "name,type,messages_ready,messages_unacknowledged,consumers,state,arguments,policy,"
     "effective_policy_definition,message_stats"
@@ -83,13 +87,19 @@ class RabbitView:
         self._api = RabbitApi(self.api_url)
         self._vhost = unquote(urlsplit(url).path[1:]) or "/"
 
-    def list_queues(self, *, page: int = 1, size: int = 50, name: str = "") -> RabbitQueuePage:
+    def dead_letters(self, queue: str) -> "RabbitDeadLetters":
+        """Return the messages of a dead-letter queue, to list, replay and discard. Needs the extra ``rabbit``."""
+        from conquiet.rabbit import RabbitDeadLetters
+
+        return RabbitDeadLetters(self.url, queue, management_url=self.api_url)
+
+    def list_queues(self, *, page: int = 1, name: str = "") -> RabbitQueuePage:
         """Return one page of the queues with ``name`` in their names.
 
         Raises:
             RabbitApiError: The broker refused the request or cannot be reached.
         """
-        query = {"page": max(1, page), "page_size": size, "columns": _COLUMNS, "sort": "name"}
+        query = {"page": max(1, page), "page_size": _PER_PAGE, "columns": _COLUMNS, "sort": "name"}
         if name:
             query |= {"name": name, "use_regex": "false"}
         reply = self._api.get(f"/api/queues/{quote(self._vhost, safe='')}?{urlencode(query)}")
@@ -126,6 +136,13 @@ class RabbitView:
         )
 
 
+def select_deliveries(*, message_id: str, source: str) -> "DeliveryFilter":
+    """Return the filter of dead letters by message id and by source queue; an empty text selects all."""
+    from conquiet.rabbit import DeliveryFilter
+
+    return DeliveryFilter(message_id=message_id or None, source=source or None)
+
+
 def _samples(details: Any) -> tuple[int, ...]:
     """Return the samples of one value, oldest first; empty if the broker keeps none."""
     found = (details or {}).get("samples") or []
@@ -138,31 +155,24 @@ def _increments(totals: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _queue(row: dict[str, Any]) -> RabbitQueue:
-    arguments = row.get("arguments") or {}
-    policy = row.get("effective_policy_definition") or {}
-    policy = policy if isinstance(policy, dict) else {}
+    exchange = queue_setting(row, "dead-letter-exchange") or ""
     stats = row.get("message_stats") or {}
     return RabbitQueue(
         name=str(row["name"]),
-        kind=str(row.get("type") or arguments.get("x-queue-type") or "classic"),
+        kind=str(row.get("type") or queue_setting(row, "queue-type") or "classic"),
         state=str(row.get("state") or "running"),
         ready=int(row.get("messages_ready") or 0),
         unacknowledged=int(row.get("messages_unacknowledged") or 0),
         consumers=int(row.get("consumers") or 0),
         per_s_in=_rate(stats, "publish_details"),
         per_s_out=_rate(stats, "ack_details"),
-        dead_letter_exchange=str(arguments.get("x-dead-letter-exchange", policy.get("dead-letter-exchange", "")) or "")
-        or ("(default)" if "x-dead-letter-exchange" in arguments or "dead-letter-exchange" in policy else ""),
-        dead_letter_routing_key=str(
-            arguments.get("x-dead-letter-routing-key", policy.get("dead-letter-routing-key", "")) or ""
-        ),
+        dead_letter_exchange=str(exchange) or ("(default)" if has_dead_letter_exchange(row) else ""),
+        dead_letter_routing_key=str(queue_setting(row, "dead-letter-routing-key") or ""),
         is_dead_letter_queue=False,
     )
 
 
 def _marked(one: RabbitQueue, targets: set[str]) -> RabbitQueue:
-    from dataclasses import replace
-
     return replace(one, is_dead_letter_queue=one.name in targets or one.name.endswith((".dead", ".dlq", "-dlq")))
 
 

@@ -1,8 +1,8 @@
 """Send plain commands to one Redis over a separate connection, without retries."""
 
-from types import TracebackType
 from typing import Any, Self
 
+from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.redaction import printable
 from conquiet.errors import NoSuchStreamError, WrongKeyTypeError
 from conquiet.redis_transport.client import AnyRedis, SyncClient, clone_to
@@ -14,7 +14,7 @@ from conquiet.redis_transport.replies import as_mapping, info_fields, server_ms,
 from conquiet.redis_transport.routing import NodeAddress
 
 
-class RedisAdmin:
+class RedisAdmin(ClosedAfterUse):
     """Sends commands and returns raw replies. Failures raise a ``QueueError`` with the name of the command.
 
     Args:
@@ -45,14 +45,6 @@ class RedisAdmin:
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def call(self, *words: Word, stream: str = "", group: str = "") -> Any:
         """Send one command and return its reply."""

@@ -1,39 +1,25 @@
 """List, pause and resume schedule entries, and run one immediately."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from conquiet.core.redaction import printable
 from conquiet.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from conquiet.redis_transport.client import AsyncClient
-    from conquiet.scheduler import ScheduleStatus, UpcomingRun
+    from conquiet.scheduler import Schedules
+
+T = TypeVar("T")
 
 
-async def list_schedules(client: "AsyncClient", group: str) -> "list[ScheduleStatus]":
-    """Return the entries of a group by name."""
-    async with _schedules(client, group) as schedules:
-        found: list[ScheduleStatus] = await schedules.list_entries()
-        return found
+async def with_schedules(client: "AsyncClient", group: str, work: "Callable[[Schedules], Awaitable[T]]") -> T:
+    """Return ``await work(schedules)`` with the entries of a group."""
+    from conquiet.scheduler import Schedules
 
-
-async def next_schedule_runs(client: "AsyncClient", group: str, *, count: int = 10) -> "list[UpcomingRun]":
-    """Return the next runs of a group."""
-    async with _schedules(client, group) as schedules:
-        found: list[UpcomingRun] = await schedules.next_runs(count)
-        return found
-
-
-async def pause_schedule(client: "AsyncClient", group: str, name: str) -> bool:
-    """Pause an entry on all hosts; False if it was paused already."""
-    async with _schedules(client, group) as schedules:
-        return bool(await schedules.pause(name))
-
-
-async def resume_schedule(client: "AsyncClient", group: str, name: str) -> bool:
-    """Resume an entry; False if it was not paused."""
-    async with _schedules(client, group) as schedules:
-        return bool(await schedules.resume(name))
+    async with Schedules(client, group=group) as schedules:
+        return await work(schedules)
 
 
 async def run_schedule_now(client: "AsyncClient", group: str, name: str) -> str:
@@ -44,14 +30,8 @@ async def run_schedule_now(client: "AsyncClient", group: str, name: str) -> str:
     """
     from conquiet.processor import Emitter
 
-    for one in await list_schedules(client, group):
+    for one in await with_schedules(client, group, lambda schedules: schedules.list_entries()):
         if one.entry.name == name:
             emitted = await Emitter(client, one.entry.stream).emit(one.entry.event, dict(one.entry.data))
             return emitted.id
     raise ConfigurationError(f"group {printable(group)!r} has no schedule entry {printable(name)!r}")
-
-
-def _schedules(client: "AsyncClient", group: str) -> Any:
-    from conquiet.scheduler import Schedules
-
-    return Schedules(client, group=group)

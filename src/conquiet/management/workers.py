@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from conquiet.management.liveness import consumer_state, counts_attempts
+from conquiet.management.liveness import consumer_state, server_counts_attempts
 from conquiet.management.models import ConsumerState
 from conquiet.management.redis_admin import RedisAdmin, display_name
 from conquiet.redis_transport.liveness import has_ended, liveness_key, registry_key
@@ -110,7 +110,7 @@ class StreamWorker:
 def read_workers(server: RedisAdmin, groups: Iterable[tuple[bytes, bytes]]) -> list[StreamWorker]:
     """Return the consumers of these groups, given as pairs of stream and group."""
     wanted = [(stream, group) for stream, group in groups if _is_text(stream) and _is_text(group)]
-    attempts = counts_attempts(server) if wanted else False
+    attempts = server_counts_attempts(server) if wanted else False
     found: list[StreamWorker] = []
     step = 1 if server.is_cluster else _PER_CALL  # a script may use keys of one slot only
     for start in range(0, len(wanted), step):

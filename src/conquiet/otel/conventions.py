@@ -1,4 +1,4 @@
-"""Names of OpenTelemetry's messaging conventions, and ours. A test compares them with the installed package."""
+"""Names of OpenTelemetry's messaging conventions (a test compares them with the installed package), and of conquiet."""
 
 from typing import Final
 

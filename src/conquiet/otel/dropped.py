@@ -7,7 +7,7 @@ follows the sender, or the sampler drops everything. Any other sampler is called
 Nothing is recorded, but the decision is passed on: a message that the handler emits carries a context that is not
 sampled.
 
-See docs/decisions/0059.
+See docs/decisions/0058.
 """
 
 import re
@@ -65,7 +65,7 @@ class DropRules:
         """Return whether the span of a message with these headers is certainly dropped; else the sampler decides."""
         if headers is None:
             return self.roots
-        # tracestate, baggage, or the header of another propagator: left to the SDK.
+        # tracestate, baggage, or the header of another propagator: the SDK decides.
         if not self.followed or len(headers) != 1 or (sender := headers.get(_PARENT)) is None:
             return False
         # The ids are read on use: an invalid id becomes a new trace, which is dropped as well.

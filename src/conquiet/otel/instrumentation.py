@@ -6,7 +6,7 @@
 The span of a single message is a child of the span that sent it; with ``context="link"`` it begins a new trace and
 links to that span. A batch links to each of its messages. A retry links to the first attempt.
 
-See docs/decisions/0059.
+See docs/decisions/0058.
 """
 
 import time
@@ -103,7 +103,7 @@ class _Instrumentation:
         self._counts = counts
         rules = DropRules(tracer)
         self.traces_roots = counts or not rules.roots
-        # With links each message begins a new trace, also if the sender's was dropped.
+        # With links each message begins a new trace, even if the trace of its sender was dropped.
         is_child = mode is ContextMode.CHILD
         self._drops = rules.drops if is_child else lambda _headers: rules.roots
         self._worker_span = WorkerSpan(follows_sender=is_child)

@@ -8,7 +8,7 @@ a small stream that every promoter reads with BLOCK. That stream is read by posi
 not missed. A promoter also polls at least once per ``refresh_s``, which covers hosts that ended. Quiet streams are
 polled up to eight times less often, round-robin, because emitting, pausing and cancelling write a wake-up.
 
-See docs/decisions/0017.
+See docs/decisions/0016.
 """
 
 import asyncio

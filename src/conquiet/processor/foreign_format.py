@@ -7,7 +7,7 @@ A Processor writes retries, delayed messages and replays into the same stream as
 kinds. A message without an id gets the entry id and a digest of its fields as id, so that the inbox recognises it even
 if ``decode`` returns something else the second time.
 
-See docs/decisions/0040.
+See docs/decisions/0009.
 """
 
 from collections.abc import Sequence

@@ -4,7 +4,7 @@ A paused stream is not read. Messages of a paused event are read and parked, so 
 the stream continue. When the pause ends, they are returned to the end of the stream. Running handlers
 continue.
 
-See docs/decisions/0017.
+See docs/decisions/0016.
 """
 
 from conquiet.processor.delayed import Poll, read_pauses

@@ -121,7 +121,8 @@ class BatchMessageRunner:
         if done:
             self._consumer.queue.ack_many(done)
         for msg, outcome in zip(msgs, outcomes, strict=True):
-            # A message that we have taken out belongs to its new owner: that is no failure of this run.
+            # A message that was removed because of a lost lease belongs to its new owner: it is not a failure of this
+            # run.
             if outcome is not None and outcome is not lost.get(msg.id):
                 raise outcome
 

@@ -77,10 +77,10 @@ class QueueConsumer:
 
     # ------------------------------------------------------------------ lifecycle
     def stop(self) -> None:
-        """Ask for the end: no new read is started; a waiting one ends within a second.
+        """Request the stop: no new read is started, and a waiting read ends within a second.
 
         It acknowledges and claims nothing: a message that the caller holds stays pending until it is acknowledged.
-        It assigns a flag and nothing else, so it may be called from a signal handler. A second call has no further
+        It only assigns a flag, so it may be called from a signal handler. A second call has no further
         effect: a handler that runs in this thread cannot be interrupted. A second SIGTERM ends the process
         (``enable_signal_handlers``).
         """
@@ -291,8 +291,8 @@ class QueueConsumer:
         self._run(lambda: runner.run_claim_stale(min_idle_ms, interval_s))
 
     def sleep(self, duration_s: float) -> None:
-        """Sleep, or until a stop is requested; noticed within a second."""
-        # A plain flag cannot wake a sleeper, and an event must not be set in a signal handler: hence the slices.
+        """Sleep. End early, within a second, if a stop is requested."""
+        # Sleep in slices: a plain flag cannot wake a sleeper, and an event must not be set in a signal handler.
         deadline = time.monotonic() + duration_s
         while not self._stopping and (left_s := deadline - time.monotonic()) > 0:
             time.sleep(min(left_s, _SLICE_S))

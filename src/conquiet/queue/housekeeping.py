@@ -18,7 +18,7 @@ one warning.
 It uses a thread and a synchronous connection: the same object serves ``QueueConsumer`` and the asyncio engines, and a
 handler that blocks the event loop does not stop it.
 
-See docs/decisions/0048.
+See docs/decisions/0011.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ from conquiet.redis_transport.liveness import (
     liveness_key,
     registry_key,
 )
-from conquiet.redis_transport.replies import consumer_infos, info_fields, text
+from conquiet.redis_transport.replies import consumer_infos, counts_attempts, info_fields, text
 from conquiet.redis_transport.retention_scripts import LIST_NAMES, REMOVE_DEAD_NAMES, TRIM
 from conquiet.redis_transport.scripts import Script
 from conquiet.redis_transport.topology import known_address
@@ -340,11 +340,6 @@ class StreamHousekeeper:
             with contextlib.suppress(QueueError):
                 for key in keys:
                     self._call(_RELEASE, stream, (key,), (self._token,))
-
-
-def counts_attempts(version: str) -> bool:
-    """Return whether ``idle`` of XINFO CONSUMERS counts from the last attempted read. Valkey reports 7.2 or more."""
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) >= (7, 2)
 
 
 def _name(raw: bytes) -> str | None:

@@ -78,7 +78,7 @@ class MessageBatch(list[QueueMessage]):
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """How far a group is behind at one moment. SPEC(000 §12.2): best effort, changes nothing.
+    """The backlog of a group at one moment. SPEC(000 §12.2): best effort, changes nothing.
 
     Attributes:
         length: Entries in the stream, handled ones included (acknowledging does not remove them).

@@ -32,7 +32,7 @@ Call = Callable[[str, bytes], Any]
 
 
 class ScanMode(Enum):
-    """How to scan one consumer's list."""
+    """Ways to scan the pending list of one consumer."""
 
     WHOLE = "whole"
     PAGED = "paged"

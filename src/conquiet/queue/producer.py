@@ -6,9 +6,9 @@ A group that is created only to produce is read by no consumer. It needs every e
 import functools
 import hashlib
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.json_codec import CodecError, canonical, encode_payload
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_positive, require_seconds, require_text
@@ -123,7 +123,7 @@ class EntryWriter:
         )
 
 
-class StreamProducer:
+class StreamProducer(ClosedAfterUse):
     """Adds messages to one stream. Needs no consumer group and creates none.
 
     Every command is sent once, on connections cloned from ``redis``. May be used from several threads.
@@ -174,11 +174,3 @@ class StreamProducer:
     def close(self) -> None:
         """Close the connections. The caller's client stays open."""
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

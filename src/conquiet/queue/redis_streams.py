@@ -15,10 +15,10 @@ See docs/decisions/0010 and 0011.
 import functools
 import time
 from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from conquiet.config import QueueConfig
+from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_seconds
@@ -58,7 +58,7 @@ def require_config(config: object) -> None:
         raise ConfigurationError("config must be a QueueConfig(stream, group, name of this process)")
 
 
-class RedisStreamsQueue:
+class RedisStreamsQueue(ClosedAfterUse):
     """A stream and a consumer group, as one of the group's consumers.
 
     Every command is sent once, on connections cloned from ``redis``; the client itself is not used.
@@ -103,14 +103,6 @@ class RedisStreamsQueue:
     def close(self) -> None:
         """Close the connections. The caller's client stays open."""
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ------------------------------------------------------------------ writing
     def enqueue(

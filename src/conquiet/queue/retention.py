@@ -16,15 +16,14 @@ WARN_FROM: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How long entries stay in a stream after every group has acknowledged them.
+    """Retention of entries that every group has acknowledged.
 
     An entry that is pending or undelivered in any group is always kept, and so is the last delivered entry.
 
     Attributes:
-        keep_s: Entries younger than this stay, by the time in their ids and the server's clock. For a group that is
-            created later and reads history, or for people who read it. 0 keeps no entry for its age.
-        keep_min: Least number of entries to keep, the newest ones; up to a node of the stream (100 entries) more may
-            stay.
+        keep_s: Entries younger than this stay, by the time in their ids and the server's clock. For groups that are
+            created later and read history, and for people who inspect it. 0 keeps no entry because of its age.
+        keep_min: Minimum number of entries to keep, the newest. Up to a node of the stream (100 entries) more may stay.
         interval_s: Time between two passes; up to 16 times as long for a stream that has nothing to remove for a while.
             A pass of a stream is one script call, two if there is something to remove.
     """

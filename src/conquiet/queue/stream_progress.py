@@ -44,7 +44,7 @@ class StreamProgress:
         is_quiet: The next pass, by any host, is further away than a stream with traffic needs.
         messages_read: Messages that this process had read from it at the last check.
         has_traffic: True if messages were read since the last pass.
-        failures: Errors in a row.
+        failures: Consecutive errors.
         outage: Logs that the server is unavailable.
     """
 

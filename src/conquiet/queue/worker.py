@@ -69,7 +69,7 @@ class QueueWorker:
             self._lifecycle.finish()
 
     def stop(self) -> None:
-        """Ask for the end; see ``QueueConsumer.stop``."""
+        """Request the stop; see ``QueueConsumer.stop``."""
         self.consumer.stop()
 
     def health(self) -> QueueHealth:

@@ -14,8 +14,7 @@ from conquiet.core.log import FactLogger
 from conquiet.core.redaction import redact_url
 from conquiet.errors import RabbitError
 from conquiet.rabbit.dead_letter_headers import dead_queue
-from conquiet.rabbit.queue_description import dead_letter_queue, has_dead_letter_exchange, queue_setting
-from conquiet.rabbitmq_api import RabbitApi, RabbitApiError
+from conquiet.rabbitmq_api import RabbitApi, RabbitApiError, dead_letter_queue, has_dead_letter_exchange, queue_setting
 
 if TYPE_CHECKING:
     from conquiet.rabbit.config import RabbitConfig

@@ -10,11 +10,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from conquiet.core.redaction import printable
+from conquiet.core.versions import release_of
 from conquiet.errors import ConfigurationError
 from conquiet.rabbit.connection import Link
-from conquiet.rabbit.queue_description import DEFAULT_DELIVERY_LIMIT, delivery_limit, nack_is_uncounted, release_of
 from conquiet.rabbit.queue_type import has_delivery_limit
-from conquiet.rabbitmq_api import RabbitApi, RabbitApiError
+from conquiet.rabbitmq_api import (
+    DEFAULT_DELIVERY_LIMIT,
+    RabbitApi,
+    RabbitApiError,
+    delivery_limit,
+    nack_is_uncounted,
+)
 
 
 class PeekUnsafeError(ConfigurationError):

@@ -6,8 +6,8 @@ from typing import Final
 from conquiet.errors import RabbitError
 from conquiet.rabbit.connection import Fetched, Link
 from conquiet.rabbit.death_headers import delivery_count
-from conquiet.rabbit.queue_description import nack_is_uncounted
 from conquiet.rabbit.queue_type import has_delivery_limit
+from conquiet.rabbitmq_api import nack_is_uncounted
 
 _RELEASED_AT_ONCE: Final = 16
 _RELEASE_WAIT_S: Final = 5.0

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _REDIRECTS = (ReadOnlyError,)
 """Refusals by the wrong server. A new connection, through Sentinel or a changed address, reaches the right one."""
 
-_CLUSTER_REDIRECTS = (*_REDIRECTS, AskError, ClusterDownError, TryAgainError)  # MOVED is an AskError, too
+_CLUSTER_REDIRECTS = (*_REDIRECTS, AskError, ClusterDownError, TryAgainError)  # AskError includes MOVED
 
 _UNBLOCKED = "UNBLOCKED"
 _IN_MIGRATION = "TRYAGAIN the slot of a stream has moved while a read waited for it"
@@ -47,7 +47,7 @@ _ASKING = pack("ASKING")
 _CLIENT_ID = pack("CLIENT", "ID")
 _INFO = pack("INFO", "server")
 _IN_MIGRATION_S = 10.0
-"""How long one command waits while the keys of its slot are on two nodes. Then the connection is given up."""
+"""Longest wait of one command while the keys of its slot are on two nodes. Then the connection is closed."""
 
 
 class ConnectionLostError(Exception):

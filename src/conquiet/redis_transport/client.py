@@ -38,7 +38,7 @@ from conquiet.redis_transport.routing import NodeAddress
 from conquiet.redis_transport.sentinel import AnySentinelPool, async_pool, sync_pool
 
 SOCKET_TIMEOUT_S = 10.0
-"""How long a reply may take, in addition to the BLOCK time of a read."""
+"""Longest wait for a reply, in addition to the BLOCK time of a read."""
 
 MAX_CONNECTIONS = 2**31
 """Size of a clone's pool: unbounded. redis-py 8 defaults to 100, and the 101st blocking read would fail."""
@@ -48,7 +48,7 @@ AsyncClient = redis.asyncio.Redis
 AnyCluster = RedisCluster | AsyncRedisCluster
 AnyServer = redis.Redis | redis.asyncio.Redis
 AnyRedis = AnyServer | AnyCluster
-"""What callers may pass: a client of one server, of the master that Sentinels name, or of a Redis Cluster."""
+"""A client that callers may pass: of one server, of the master that Sentinels name, or of a Redis Cluster."""
 
 # Settings that a clone sets, or that belong to the pool of the original.
 _NOT_COPIED = frozenset({
@@ -87,7 +87,7 @@ def clone_sync(client: AnyRedis, *, socket_timeout_s: float = SOCKET_TIMEOUT_S) 
         ConfigurationError: ``client`` cannot be cloned; the text names a client that can.
     """
     if is_cluster(client):
-        from conquiet.redis_transport.sync_cluster_client import SyncClusterClient  # which clones single nodes here
+        from conquiet.redis_transport.sync_cluster_client import SyncClusterClient  # imports this module
 
         return SyncClusterClient(cluster_seeds(client), socket_timeout_s=socket_timeout_s)
     pool, kwargs = _settings(client, to_async=False, socket_timeout_s=socket_timeout_s)
@@ -99,7 +99,7 @@ def clone_sync(client: AnyRedis, *, socket_timeout_s: float = SOCKET_TIMEOUT_S) 
 def clone_async(client: AnyRedis, *, socket_timeout_s: float = SOCKET_TIMEOUT_S) -> redis.asyncio.Redis:
     """Return an asyncio clone for the server or the cluster of ``client``. See ``clone_sync``."""
     if is_cluster(client):
-        from conquiet.redis_transport.cluster_client import AsyncClusterClient  # which clones single nodes here
+        from conquiet.redis_transport.cluster_client import AsyncClusterClient  # imports this module
 
         return AsyncClusterClient(cluster_seeds(client), socket_timeout_s=socket_timeout_s)
     pool, kwargs = _settings(client, to_async=True, socket_timeout_s=socket_timeout_s)
@@ -108,9 +108,7 @@ def clone_async(client: AnyRedis, *, socket_timeout_s: float = SOCKET_TIMEOUT_S)
     return redis.asyncio.Redis.from_pool(own)
 
 
-def clone_to(
-    client: AnyRedis, address: NodeAddress, *, timeout_s: float, connect_timeout_s: float | None = None
-) -> redis.Redis:
+def clone_to(client: AnyRedis, address: NodeAddress, *, timeout_s: float) -> redis.Redis:
     """Return a synchronous clone for another server that takes the same credentials."""
     if is_cluster(client):
         client = cluster_seeds(client).template
@@ -118,7 +116,7 @@ def clone_to(
     clone.connection_pool.connection_kwargs |= {
         "host": address[0],
         "port": address[1],
-        "socket_connect_timeout": connect_timeout_s or timeout_s,
+        "socket_connect_timeout": timeout_s,
     }
     return clone
 

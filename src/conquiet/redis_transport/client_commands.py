@@ -11,13 +11,12 @@ from typing import Any
 
 import redis
 import redis.asyncio
-from redis.exceptions import RedisError
 
 from conquiet.core.task_cancellation import reraise_swallowed_cancellation
 from conquiet.redis_transport.commands import Word
 from conquiet.redis_transport.errors import translate_errors
 from conquiet.redis_transport.limiter import async_limit, sync_limit
-from conquiet.redis_transport.routing import key_of
+from conquiet.redis_transport.routing import key_of, raise_first_error
 
 
 async def command(
@@ -75,7 +74,7 @@ async def commands(
                 pipe.execute_command(*_unparsed(words))
             with reraise_swallowed_cancellation():
                 replies: list[Any] = await pipe.execute(raise_on_error=False)
-        return replies if keep_errors else _checked(replies)
+        return replies if keep_errors else raise_first_error(replies)
 
 
 def command_sync(
@@ -104,17 +103,10 @@ def commands_sync(
             for words in sent:
                 pipe.execute_command(*_unparsed(words))  # type: ignore[no-untyped-call]
             replies: list[Any] = pipe.execute(raise_on_error=False)
-        return replies if keep_errors else _checked(replies)
+        return replies if keep_errors else raise_first_error(replies)
 
 
 def _unparsed(words: Sequence[Word]) -> Sequence[Word]:
     """Return the command with its name in bytes, so that redis-py does not parse the reply."""
     name, *rest = words
     return (name.encode() if isinstance(name, str) else name, *rest)
-
-
-def _checked(replies: list[Any]) -> list[Any]:
-    for reply in replies:
-        if isinstance(reply, RedisError | OSError):
-            raise reply
-    return replies

@@ -23,7 +23,7 @@ from conquiet.redis_transport.client import (
     is_cluster,
 )
 from conquiet.redis_transport.errors import translate_errors
-from conquiet.redis_transport.routing import NodeAddress, slot_of
+from conquiet.redis_transport.routing import NodeAddress, split_by_slot
 from conquiet.redis_transport.slot_table import SlotTable
 from conquiet.redis_transport.sync_cluster_client import SyncClusterClient
 from conquiet.redis_transport.topology import SingleServer, Topology
@@ -51,10 +51,7 @@ class Cluster:
 
     def split_by_node(self, streams: Sequence[str]) -> list[tuple[str, ...]]:
         """See ``Topology``: by slot."""
-        by_slot: dict[int, list[str]] = {}
-        for stream in streams:
-            by_slot.setdefault(slot_of(stream), []).append(stream)
-        return [tuple(those) for those in by_slot.values()]
+        return [tuple(those) for those in split_by_slot(streams, in_cluster=True)]
 
     async def connection(self, stream: str, address: NodeAddress | None = None) -> Any:
         """See ``Topology``. Fetches the slot table unless it is fresh."""

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import redis.asyncio
 from redis.asyncio.client import Pipeline
-from redis.exceptions import ClusterDownError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from conquiet.redis_transport.client import ClusterRouted, ClusterSeeds, clone_async
 from conquiet.redis_transport.connect_errors import no_connection
@@ -28,6 +28,7 @@ from conquiet.redis_transport.routing import (
     NodeCommand,
     NodeTarget,
     key_of,
+    raise_first_error,
 )
 from conquiet.redis_transport.slot_table import SlotTable
 
@@ -182,14 +183,7 @@ class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[mi
                 raise failure
             return await self._new_owner(failure, key, target)
         await asyncio.sleep(redirect.pause_s)
-        if redirect.address is None:
-            if isinstance(failure, ClusterDownError):
-                self.table.doubt()
-            return await self._owner(key), False
-        address = self.table.address_in(redirect.address, target[0])
-        if not redirect.asking:
-            self.table.correct(redirect.slot, address)
-        return address, redirect.asking
+        return self.table.follow(redirect, failure, target[0]) or (await self._owner(key), False)
 
     async def _new_owner(self, failure: ConnectionFailure, key: bytes | None, target: NodeTarget) -> NodeTarget:
         """Return the slot's new owner for a command that was not sent; else raise."""
@@ -216,8 +210,4 @@ class AsyncClusterPipeline(Pipeline):
         commands: list[NodeCommand] = [(args, dict(options)) for args, options in self.command_stack]
         await self.reset()  # type: ignore[no-untyped-call]
         replies = await self._cluster.execute_many(commands)
-        if raise_on_error:
-            for reply in replies:
-                if isinstance(reply, RedisError | OSError):
-                    raise reply
-        return replies
+        return raise_first_error(replies) if raise_on_error else replies

@@ -12,12 +12,12 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import redis
 from redis.exceptions import RedisError, ResponseError
 
+from conquiet.core.closing import ClosedAfterUse
 from conquiet.errors import LifecycleError
 from conquiet.redis_transport.errors import translate
 
@@ -25,7 +25,7 @@ _TRUSTED_IDLE_S = 1.0
 """A connection that was idle for longer is checked before use: the server may have closed it."""
 
 
-class RedisConnection:
+class RedisConnection(ClosedAfterUse):
     """A few connections to one server. Safe to use from several threads.
 
     Args:
@@ -81,14 +81,6 @@ class RedisConnection:
         self._closed = True
         self._close_idle()
         self.client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _exchange(
         self, command: str, packed: bytes, replies: int | None, wait_s: float, stream: str, group: str

@@ -44,7 +44,7 @@ __all__ = [
     "translate_errors",
 ]
 
-_REDIRECTS = (AskError, TryAgainError)  # MOVED is an AskError, too
+_REDIRECTS = (AskError, TryAgainError)  # AskError includes MOVED
 _REFUSALS = (ResponseError, AuthenticationError, BusyLoadingError)
 
 # redis-py 6 and 7.0 drop the code of the errors they have a class for.
@@ -61,7 +61,7 @@ _CODES: dict[type[BaseException], str] = {
     ReadOnlyError: "READONLY",
 }
 
-# What to do about a refusal, by its code.
+# Remedies for refusals, by code.
 _ADVICE = {
     "ASK": ". Its slot is in migration: pass a RedisCluster client, or add ?cluster=true to the URL",
     "CLUSTERDOWN": ". The cluster has no master for its slot: wait for the fail-over, or see redis-cli --cluster check",
@@ -87,7 +87,7 @@ def is_redirect(error: BaseException) -> bool:
 
 
 def is_group_there_already(error: ResponseError) -> bool:
-    """Return True for the one refusal of XGROUP CREATE that is no failure."""
+    """Return True if XGROUP CREATE was refused because the group exists, which is not a failure."""
     return str(error).startswith("BUSYGROUP")
 
 
@@ -154,7 +154,7 @@ def _not_sent(missing: NoConnection, place: str, kind: str) -> str:
 def _is_refusal(error: BaseException) -> bool:
     """Return True if the server refused. redis-py raises some refusals as connection errors.
 
-    ``__context__`` alone is no evidence: the caller may be inside an unrelated ``except`` block. So the text is
+    ``__context__`` alone proves nothing: the caller may be inside an unrelated ``except`` block. So the text is
     compared too.
     """
     if isinstance(error, _REFUSALS):

@@ -63,7 +63,7 @@ class RedisProtocol(asyncio.Protocol):
         """Return the next ``count`` replies; refusals are among them as exceptions.
 
         Raises:
-            RedisError: The connection was closed, or no data came within its socket timeout, or the data is no valid
+            RedisError: The connection was closed, no data arrived within its socket timeout, or the data is not a valid
                 reply.
             OSError: The connection broke.
         """

@@ -10,9 +10,13 @@ Ids become text; names and values stay bytes. Fields are None for an entry that 
 pending.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from conquiet.core.versions import release_of
 
 Fields = list[bytes]
+
+COUNTS_ATTEMPTS_SINCE: Final = (7, 2)
 
 
 class StreamEntry(NamedTuple):
@@ -80,6 +84,11 @@ def consumer_infos(raw: Any) -> list[ConsumerInfo]:
     return [ConsumerInfo(row[b"name"], row[b"pending"], row[b"idle"]) for row in rows]
 
 
+def counts_attempts(version: str) -> bool:
+    """Return whether ``idle`` of XINFO CONSUMERS counts from the last attempted read. Valkey reports 7.2 or more."""
+    return release_of(version) >= COUNTS_ATTEMPTS_SINCE
+
+
 def group_row(raw: Any, group: str) -> dict[bytes, Any] | None:
     """Return the row of one group from XINFO GROUPS; None if there is no such group."""
     name = group.encode()
@@ -89,7 +98,7 @@ def group_row(raw: Any, group: str) -> dict[bytes, Any] | None:
 def group_lag(row: dict[bytes, Any], *, length: int | None = None, waiting: bool = True) -> int | None:
     """Return the server's lag of a group, corrected where it is provably wrong; None if the server does not know.
 
-    The server loses count when entries in the middle are deleted, and goes on counting undelivered entries that were
+    The server loses count when entries in the middle are deleted, and still counts undelivered entries that were
     trimmed. But without an entry after the last delivered one the lag is 0, and it is never above the length.
 
     Args:

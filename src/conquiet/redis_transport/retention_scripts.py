@@ -103,24 +103,26 @@ end
 return {'ok', needed, removed, length - removed, undone, slowest, cursor}
 """
 )
-"""Remove entries that every group is done with. KEYS: stream, lease or nothing; ARGV: mode ('trim' or 'report'), most
-entries per step, age in ms up to which entries are kept, entries to keep at least, id to look for gaps from or empty,
-then for a lease the holder's token, its duration in ms, and the most ms for which another holder's lease is respected
-or nothing: who has traffic takes it over from one that makes no pass for a while.
+"""Remove entries acknowledged by every group. KEYS: stream, lease or nothing; ARGV: mode ('trim' or 'report'), most
+entries per step, age in ms up to which entries are kept, minimum number of entries to keep, id to search for gaps from
+or empty. With a lease: the token of the holder, the duration in ms, and the longest time in ms for which the lease of
+another holder is respected, or nothing. A worker with traffic can then take the lease from a holder that makes no pass
+for a while.
 
 Returns a state ('ok', 'held', 'no groups', 'no stream'), the id below which no entry is needed, how many were removed
-(for 'held': the lease's remaining ms), the length, entries that the group furthest behind has still to do, the group
-that needs the oldest entry, and the id to go on from in the gaps ('end' at their end, empty if they were not searched).
+(for 'held': the lease's remaining ms), the length, entries that the group with the largest backlog has not handled, the
+group that needs the oldest entry, and the id to continue from in the gaps ('end' at their end, empty if they were not
+searched).
 
-A group needs everything from its oldest pending entry on, or, with none pending, from the last entry that it was given
-(that one is kept, though it is done: deleting it would make the server lose the group's lag). Whole nodes are trimmed
-first, then single entries.
+A group needs all entries from its oldest pending entry on. Without pending entries it needs all entries from its last
+delivered entry on. That entry is kept although it is acknowledged: deleting it would make the server lose the lag of
+the group. Whole nodes are trimmed first, then single entries.
 
-Gaps lie behind an entry that stays pending: a handler of an hour, a message that is never acknowledged. What every
-group has been given and none has pending is deleted there. Redis 8.2 and newer find these entries by themselves
-(ACKED), without reading their data; they walk over what is pending, in each step, so it is not used with more than
-10,000 pending entries. On other servers, and for what ACKED leaves in a large node, they are deleted one by one. That
-reads the entries, so a step ends after 1,000 of them or 256 KiB. See docs/decisions/0048.
+Gaps lie behind an entry that stays pending: a handler of an hour, a message that is never acknowledged. Entries there
+that were delivered to every group and are pending in none are deleted. Redis 8.2 and newer find these entries without
+reading their data (ACKED). Each step then walks over all pending entries, so ACKED is not used with more than 10,000 of
+them. On other servers, and for entries that ACKED leaves in a large node, the script deletes them one by one. It reads
+the entries for that, so a step ends after 1,000 of them or 256 KiB. See docs/decisions/0011.
 
 Ids are compared as text without leading zeros, because a Lua number cannot hold 64 bits.
 """
@@ -157,10 +159,11 @@ return {'removed', moved}
 ARGV: group, consumer, new owner or empty, least idle ms, most entries per step, 1 if that idle time is proof or force
 is given.
 
-A registered name without its key is dead, whatever its idle time. DELCONSUMER drops the pending entries of the
-consumer. So the check, the transfer and the deletion are one script, and the deletion comes only when nothing is left.
-JUSTID keeps delivery counts and IDLE the idle time, so that only the owner changes. The count is what XCLAIM returns:
-of an entry that was deleted from the stream it only removes the record (from 7.0 on).
+A registered name without its key is dead, independent of its idle time. DELCONSUMER drops the pending entries of the
+consumer. So the check, the transfer and the deletion are one script, and the name is deleted only when it has no
+entries. JUSTID keeps delivery counts and IDLE the idle time, so that only the owner changes. The script counts the
+entries that XCLAIM returns: for an entry that was deleted from the stream, XCLAIM only removes the record (from 7.0
+on).
 """
 
 LIST_NAMES: Final = """
@@ -201,6 +204,6 @@ return removed
 of each name; ARGV: group, idle ms that prove the death of a name that is not registered or empty, then the names.
 Returns the names that were deleted.
 
-A name with entries stays until another consumer has claimed them. A live consumer that lost its key (its process stood
-still) loses nothing with its name: its next read creates it again.
+A name with entries stays until another consumer has claimed them. A live consumer that lost its key (its process was
+suspended) loses nothing when its name is deleted: its next read creates the name again.
 """

@@ -18,7 +18,7 @@ See docs/decisions/0015.
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, AnyStr, NamedTuple
 
 from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, TryAgainError
@@ -33,12 +33,12 @@ ConnectionFailure = RedisError | OSError
 ASKING: NodeCommand = (("ASKING",), {})
 
 REDIRECTS = (AskError, ClusterDownError, TryAgainError)
-"""Refusals of a node that has done nothing. MOVED is an ``AskError``, too."""
+"""Refusals of a node that has done nothing. ``AskError`` includes MOVED."""
 
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 0.2
 _PAUSE_AFTER_HOPS = 3
-"""Redirects in a row without a pause. After more, two nodes refer to each other until their views agree."""
+"""Consecutive redirects without a pause. After more, two nodes refer to each other until their views agree."""
 
 _KEYLESS = frozenset({
     "ACL", "ASKING", "CLIENT", "CLUSTER", "COMMAND", "CONFIG", "DBSIZE", "FLUSHALL", "INFO", "LATENCY", "MODULE",
@@ -69,16 +69,24 @@ def slot_of(key: str | bytes) -> int:
     return int(key_slot(_bytes(key)))
 
 
-def split_by_slot(keys: Sequence[str], *, in_cluster: bool) -> list[list[str]]:
+def split_by_slot(keys: Sequence[AnyStr], *, in_cluster: bool) -> list[list[AnyStr]]:
     """Split keys for commands with several keys: into one list on a single server, one per slot in a cluster."""
-    by_slot: dict[int, list[str]] = {}
+    by_slot: dict[int, list[AnyStr]] = {}
     for key in keys:
         by_slot.setdefault(slot_of(key) if in_cluster else 0, []).append(key)
     return list(by_slot.values())
 
 
+def raise_first_error(replies: list[Any]) -> list[Any]:
+    """Return the replies of a pipeline; raise the first error among them."""
+    for reply in replies:
+        if isinstance(reply, ConnectionFailure):
+            raise reply
+    return replies
+
+
 class Redirect(NamedTuple):
-    """Where a refused command is sent next, and after which pause. ``address`` None: to the owner of the slot."""
+    """The next node for a refused command, and the pause before. ``address`` None: the owner of the slot."""
 
     address: NodeAddress | None
     asking: bool
@@ -101,7 +109,7 @@ class Detour:
         self._waits = 0
 
     def after(self, error: BaseException | None) -> Redirect | None:
-        """Return the next step after a refusal; None if it is no redirect, or the time is over."""
+        """Return the next step after a refusal. None if it is not a redirect, or the time has passed."""
         if not isinstance(error, REDIRECTS) or time.monotonic() >= self._deadline:
             return None
         if isinstance(error, AskError):

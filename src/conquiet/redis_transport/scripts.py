@@ -2,7 +2,7 @@
 
 A server that does not have a script (after a restart, a failover or SCRIPT FLUSH) replies NOSCRIPT and has done
 nothing, so sending the whole text then is not a repetition. The text is sent outside of the ``except`` block: an error
-with NOSCRIPT as its context would be taken for a refusal, although the script may have run.
+with NOSCRIPT as its context would be treated as a refusal, although the script may have run.
 
 ``call`` and ``call_sync`` run on a redis-py client, translate errors and bound the commands in flight (``limiter``).
 

@@ -1,4 +1,4 @@
-"""Which node of a Redis Cluster owns which slot, and how to reach the nodes. For any thread.
+"""The slot table of a Redis Cluster: the owner of each slot, and connections to the nodes. Usable from any thread.
 
 The table is fetched by synchronous clients: the heartbeat's thread needs it while the event loop is blocked. Asyncio
 code fetches it in the table's own thread: handlers may occupy all threads of asyncio's default executor.
@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from redis.exceptions import ClusterDownError, RedisError
 from redis.exceptions import ConnectionError as NodeUnreachableError
-from redis.exceptions import RedisError
 
 from conquiet.redis_transport.client import ClusterSeeds, SyncClient, clone_to
-from conquiet.redis_transport.routing import NodeAddress, slot_of
+from conquiet.redis_transport.routing import ConnectionFailure, NodeAddress, NodeTarget, Redirect, slot_of
 
 _FETCH_TIMEOUT_S = 2.0
 _FRESH_S = 0.2
@@ -89,6 +89,23 @@ class SlotTable:
         """Return the address to reach a node at that a redirect names. A redirect without a host means the same one."""
         host, port = error_address
         return self.seeds.remap((host or queried[0], port))
+
+    def follow(self, redirect: Redirect, failure: ConnectionFailure, queried: NodeAddress) -> NodeTarget | None:
+        """Return the node that a redirect names and correct the table by it; None: the owner of the slot.
+
+        Args:
+            redirect: The next step after the refusal.
+            failure: The refusal.
+            queried: The node that refused.
+        """
+        if redirect.address is None:
+            if isinstance(failure, ClusterDownError):
+                self.doubt()
+            return None
+        address = self.address_in(redirect.address, queried)
+        if not redirect.asking:
+            self.correct(redirect.slot, address)
+        return address, redirect.asking
 
     def correct(self, slot: int, address: NodeAddress) -> None:
         """Record the owner that a MOVED has named, until the whole table is fetched again."""

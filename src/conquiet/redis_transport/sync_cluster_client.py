@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 from redis.client import Pipeline
-from redis.exceptions import ClusterDownError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from conquiet.redis_transport.client import ClusterRouted, ClusterSeeds, clone_sync, clone_to
 from conquiet.redis_transport.connect_errors import no_connection
@@ -22,6 +22,7 @@ from conquiet.redis_transport.routing import (
     NodeCommand,
     NodeTarget,
     key_of,
+    raise_first_error,
 )
 from conquiet.redis_transport.slot_table import SlotTable
 
@@ -176,14 +177,7 @@ class SyncClusterClient(ClusterRouted, redis.Redis):
                 raise failure
             return self._new_owner(failure, key, target)
         time.sleep(redirect.pause_s)
-        if redirect.address is None:
-            if isinstance(failure, ClusterDownError):
-                self.table.doubt()
-            return self.owner(key), False
-        address = self.table.address_in(redirect.address, target[0])
-        if not redirect.asking:
-            self.table.correct(redirect.slot, address)
-        return address, redirect.asking
+        return self.table.follow(redirect, failure, target[0]) or (self.owner(key), False)
 
     def _new_owner(self, failure: ConnectionFailure, key: bytes | str | None, target: NodeTarget) -> NodeTarget:
         """Return the slot's new owner for a command that was not sent; else raise."""
@@ -207,8 +201,4 @@ class SyncClusterPipeline(Pipeline):
         commands: list[NodeCommand] = [(args, dict(options)) for args, options in self.command_stack]
         self.reset()
         replies = self._cluster.execute_many(commands)
-        if raise_on_error:
-            for reply in replies:
-                if isinstance(reply, RedisError | OSError):
-                    raise reply
-        return replies
+        return raise_first_error(replies) if raise_on_error else replies

@@ -1,7 +1,7 @@
-"""Where the streams are, and how to connect to them: a single server here, a Redis Cluster in ``cluster``.
+"""The servers of the streams, and connections to them: a single server here, a Redis Cluster in ``cluster``.
 
-A worker needs three things: which streams one command can read together, a connection to the server that holds a stream
-now, and, in its heartbeat's thread, a synchronous client of that server.
+A worker needs three things: the streams that one command can read together, a connection to the current server of a
+stream, and, in the thread of its heartbeat, a synchronous client of that server.
 """
 
 import contextlib

@@ -39,7 +39,7 @@ from conquiet.runtime.shard_connections import ShardConnections
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """How the parts report to their engine.
+    """Callbacks from the parts to their engine.
 
     Attributes:
         events: Receives the events of messages.

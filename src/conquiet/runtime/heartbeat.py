@@ -8,7 +8,7 @@ An extension never claims a message from another consumer. XCLAIM does not check
 (``EXTEND_LEASE``) checks the owner and extends. An entry that it does not extend belongs to another consumer, and the
 lease is reported as lost.
 
-See docs/decisions/0012.
+See docs/decisions/0010.
 """
 
 import asyncio

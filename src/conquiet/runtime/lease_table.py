@@ -1,4 +1,7 @@
-"""The table of messages under lease, and which of their leases are due or have expired."""
+"""The table of messages under lease, and which of their leases are due or have expired.
+
+See docs/decisions/0010.
+"""
 
 from collections.abc import Iterable
 

@@ -9,7 +9,7 @@ While a stream of a higher level is hot, all streams of lower levels together ge
 engine with one free worker cannot divide it, so the quarter is a balance across reads: every entry read adds a
 quarter, every entry from a lower stream costs one. The ratio is the same at concurrency 1 and at 50.
 
-See docs/decisions/0049.
+See docs/decisions/0013.
 """
 
 from collections.abc import Mapping, Sequence

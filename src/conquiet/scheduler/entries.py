@@ -1,4 +1,4 @@
-"""What to fire and when: frozen, checked when built, the same on every host. Pure.
+"""Schedule entries: the event and its times. Frozen, checked when built, the same on every host. Pure.
 
 Times are milliseconds since the epoch internally and aware datetimes in the public API. No kind of ``when`` depends on
 the moment a process started, so hosts agree on every due time without communication.
@@ -112,7 +112,7 @@ When: TypeAlias = Cron | Every | Once
 
 
 class Origin(Enum):
-    """Where an entry comes from: the code of a program, or a call of ``add()`` at run time."""
+    """The origin of an entry: the code of a program, or a call of ``add()`` at run time."""
 
     CODE = "code"
     RUNTIME = "runtime"

@@ -35,7 +35,7 @@ _BYTES_PER_CALL = 4 * 1024 * 1024
 
 
 _UNREADABLE_VERSION = -2
-"""Neither a version of the server nor that of ``NO_VERSION``."""
+"""Differs from every version of the server and from ``NO_VERSION``."""
 
 _ACTION = "schedule"
 _ACTIONS = {
@@ -44,7 +44,7 @@ _ACTIONS = {
     "fire": "firing a schedule",
     "load": _ACTION,
 }
-"""What each script does, for an error's text."""
+"""Descriptions of the scripts, for error texts."""
 
 
 class Declared(Enum):

@@ -1,4 +1,4 @@
-"""What one host knows about one stream's entries, and its backoff after a refusal. No I/O."""
+"""The entries of one stream as one host knows them, and the backoff after a refusal. No I/O."""
 
 from dataclasses import dataclass, field
 
@@ -47,5 +47,5 @@ class StreamState:
             self.wake_at[name] = wake_at
 
     def _is_skipped(self, now: int) -> bool:
-        # Not longer than a moment, also if the server's clock was set back.
+        # Not longer than this, even if the server's clock was set back.
         return 0 < self._skipped_until - now <= _LONGEST_BACKOFF_MS

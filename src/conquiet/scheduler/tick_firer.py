@@ -103,8 +103,8 @@ class TickFirer:
         now = snapshot.now
         epochs = [(state.version.epoch, snapshot.versions.get(stream)) for stream, state in self._streams.items()]
         if any(version is not None and epoch not in {None, version.epoch} for epoch, version in epochs):
-            # FLUSHALL, or a server that restarted without its data. Entries of this program are stored again; what
-            # was added at run time is lost with the server's data.
+            # FLUSHALL, or a server that restarted without its data. Entries of this program are stored again. Entries
+            # that were added at run time are lost with the server's data.
             logger.warning("schedule data was lost; storing the entries of this program again")
             await self.store_declared(data_was_lost=True)
             snapshot = await self._store.snapshot(snapshot.versions)
@@ -137,16 +137,16 @@ class TickFirer:
         self._server_ms, self._server_seen_at = now, self._clock.monotonic()
 
     def _back_off(self, stream: str, error: QueueError, now: int) -> None:
-        """Skip a stream for a moment that the server refuses to touch (a key of another type, no rights, no memory).
+        """Skip a stream for a moment after a refusal of the server (a key of another type, no rights, no memory).
 
-        The other streams go on. An error without a reply concerns all streams and is raised.
+        The other streams continue. An error without a reply concerns all streams and is raised.
         """
         if error.in_doubt:
             raise error
         state = self._streams.setdefault(stream, StreamState())
         state.back_off(now)
         count(SCHEDULER_ERRORS_TOTAL, self._group)
-        if state.refusals.bit_count() == 1:  # the 1st, 2nd, 4th, 8th…: it may go on for days
+        if state.refusals.bit_count() == 1:  # the 1st, 2nd, 4th, 8th…: it may last for days
             logger.warning(
                 "entries of a stream cannot be fired",
                 stream=stream,

@@ -11,7 +11,7 @@ NodeAddress = tuple[str, int]
 
 
 def key_slot(key: str) -> int:
-    """Return the slot of a key: CRC-16 (XMODEM) of its hash tag, or of all of it."""
+    """Return the slot of a key: CRC-16 (XMODEM) of its hash tag, or of the whole key without one."""
     raw = key.encode()
     opened = raw.find(b"{")
     if opened >= 0:

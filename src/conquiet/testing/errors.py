@@ -4,7 +4,7 @@ RuntimeError
 ├── ServerUnavailableError   no program to run was found; nothing was started
 ├── ServerStartError         a program ran but did not reply; it was killed, its log is in the text
 ├── ServerStateError         called in the wrong order (resume before pause, start after stop); nothing changed
-└── ServerNotOwnedError      the server was given by URL and is not ours to kill; nothing changed
+└── ServerNotOwnedError      the server was given by URL and must not be killed; nothing changed
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class ServerUnavailableError(RuntimeError):
 
 
 class ServerStartError(RuntimeError):
-    """The server did not come up. Its processes and its folder are gone.
+    """The server did not start. Its processes were killed and its folder was removed.
 
     Attributes:
         log: The last lines the server wrote.

@@ -44,10 +44,10 @@ class ExternalServer:
     is_running = True
 
     def ensure_running(self) -> None:
-        """Do nothing: the server is not ours to restart."""
+        """Do nothing: this test run did not start the server."""
 
     def stop(self) -> None:
-        """Do nothing: the server is not ours to stop."""
+        """Do nothing: the server continues after this test run."""
 
     def kill(self) -> NoReturn:
         """Raise ``ServerNotOwnedError``."""

@@ -1,6 +1,6 @@
 """The start of four protocols over a plain socket: whether a server is ready, and its version.
 
-No client library is used: readiness must not depend on an optional extra, nor on the retries of that library.
+No client library is used: readiness must not depend on an optional extra or on the retries of a library.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def amqp_version(channel: socket.socket) -> str:
 
 
 def postgres_version(channel: socket.socket, user: str, database: str) -> str:
-    """Version that PostgreSQL reports after a login without a password, or with the password still to come.
+    """Return the version that PostgreSQL reports after a login, or "unknown" if it requires a password.
 
     Raises:
         NotReadyError: It replied with an error: it is starting, recovering or stopping.
@@ -152,7 +152,7 @@ def postgres_version(channel: socket.socket, user: str, database: str) -> str:
                 case b"S" if body.startswith(b"server_version\0"):
                     version = body.split(b"\0")[1].decode(errors="replace").split(" ", maxsplit=1)[0]
                 case b"R" if body[:4] != bytes(4):
-                    return version  # it requires a password, so it is up
+                    return version  # it requires a password, so it has started
                 case b"Z":
                     channel.sendall(b"X" + struct.pack(">I", 4))
                     return version

@@ -90,7 +90,7 @@ class MySQLServer(PrivateServer):
         common = [f"--datadir={self._data}", f"--tmpdir={self.folder / 'tmp'}", *self._as_user()]
         if self.flavour is MySQLFlavour.MARIADB:
             installer = discovery.find_mariadb_installer(self._program.path)
-            # --force: a container without an /etc/hosts does not know its own name, and we use addresses only.
+            # --force: a container without an /etc/hosts cannot resolve its own name, and only addresses are used here.
             argv = [str(installer), "--no-defaults", "--force", *common, *_BY_FLAVOUR[self.flavour]]
             argv += ["--auth-root-authentication-method=normal", "--skip-test-db"]
         else:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 180.0
-"""For what hangs, not for what is slow: a busy test machine can be tens of times slower than a quiet one."""
+"""Long enough for slow work: a busy test machine can be tens of times slower than an idle one. It ends a hang."""
 DEFAULT_INTERVAL_S = 0.01
 
 
@@ -97,7 +97,7 @@ def _complaint(message: str | Callable[[], str], timeout_s: float, answer: objec
 
 
 def _load() -> str:
-    """Return how busy the machine is: on an overloaded one the limit was too short, and nothing else is wrong."""
+    """Return the load of the machine, for the error text: on an overloaded machine only the limit was too short."""
     try:
         return f"; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
     except (AttributeError, OSError):  # Windows, or a system without this information

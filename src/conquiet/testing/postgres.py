@@ -30,7 +30,7 @@ _SETTINGS = {
     "dynamic_shared_memory_type": "mmap",
     "log_min_messages": "warning",
 }
-# The server refuses to run as root. Debian's package makes the first account; the second one is everywhere.
+# The server refuses to run as root. Debian's package creates the first account; the second exists on every system.
 _ACCOUNTS = ("postgres", "nobody")
 
 
@@ -45,7 +45,7 @@ class PostgresServer(PrivateServer):
     """
 
     product: ClassVar[str] = "postgres"
-    # SIGTERM waits until every client has gone.
+    # SIGTERM would wait until every client has disconnected.
     stop_signal: ClassVar[signal.Signals] = signal.SIGINT
 
     def __init__(self, *, binary: str | os.PathLike[str] | None = None, settings: dict[str, str] | None = None) -> None:
@@ -79,7 +79,7 @@ class PostgresServer(PrivateServer):
 
     # ------------------------------------------------------------------ replication
     def follow(self, primary: PostgresServer) -> None:
-        """Become a streaming replica of another server: give up the data, copy the other's, and start again.
+        """Become a streaming replica of another server: delete the data, copy the data of that server, and start again.
 
         A server that was killed, or was the primary before, follows the promoted server.
         """
@@ -101,7 +101,7 @@ class PostgresServer(PrivateServer):
             os.chown(self.folder, *self._account)
         initdb = discovery.find_beside(self._binary, "initdb")
         argv = [str(initdb), f"--pgdata={self._data}", f"--username={USER}", "--auth=trust", "--encoding=UTF8"]
-        # The locale C is everywhere, and sorts text by bytes. 1 MB: a fresh folder is small then.
+        # The locale C exists on every system and sorts text by bytes. 1 MB: a fresh folder is small then.
         argv += ["--locale=C", "--wal-segsize=1", "--no-sync", "--no-instructions"]
         self._run_to_end(self._as_account(argv))
 

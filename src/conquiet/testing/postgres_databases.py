@@ -1,4 +1,4 @@
-"""Making and dropping a database for one test, on any PostgreSQL, ours or given by URL."""
+"""Create and drop a database for one test, on a private PostgreSQL or on one given by URL."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def drop_database(server_url: str, name: str) -> None:
 
 
 def quoted(name: str) -> str:
-    """``name`` in double quotes. Only plain names: it goes into DDL, where nothing can be bound."""
+    """Return ``name`` in double quotes. Only plain names: DDL cannot bind parameters."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"not a plain database name: {name!r}")
     return f'"{name}"'
 
 
 def server_version(server_url: str) -> str:
-    """The version, such as ``15.18``."""
+    """Return the version, such as ``15.18``."""
     import psycopg
 
     with psycopg.connect(_for_libpq(server_url), connect_timeout=10) as connection:
@@ -47,5 +47,5 @@ def execute(server_url: str, statement: str) -> None:
 
 
 def _for_libpq(url: str) -> str:
-    """The URL without SQLAlchemy's name of the driver."""
+    """Return the URL without SQLAlchemy's name of the driver."""
     return urlunsplit(urlsplit(url)._replace(scheme="postgresql"))

@@ -68,7 +68,7 @@ class PrivateServer(ABC):
     product: ClassVar[str]
     start_timeout_s: ClassVar[float] = 60.0
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
-    """Asks the server to shut down in order."""
+    """Sent to the server to shut it down in order."""
 
     def __init__(self) -> None:
         self._status = ServerStatus.NEW
@@ -168,7 +168,7 @@ class PrivateServer(ABC):
 
     def stop(self) -> None:
         """End the server and remove its folder. May be called at any time and more than once."""
-        # SIGKILL, not a polite shutdown: the data goes with the folder, so there is nothing to save.
+        # SIGKILL instead of a shutdown in order: the folder is deleted, so no data has to be saved.
         if self._supervisor is not None:
             self._last_log = self.log_tail()
             self._supervisor.end()
@@ -231,7 +231,7 @@ class PrivateServer(ABC):
 
     # ------------------------------------------------------------------ internal
     def _launch(self, *, retry_on_taken_port: bool) -> bool:
-        """Run the command and wait for a reply. False only when the port was taken and may be changed."""
+        """Run the command and wait for a reply. Return False only if the port was taken and may be changed."""
         command = self._command()
         begun = time.monotonic()
         written_before = self._log_size()
@@ -261,7 +261,7 @@ class PrivateServer(ABC):
         )
 
     def _run_to_end(self, command: ServerCommand) -> None:
-        """Run a preparing program under the supervisor too, so that it cannot be orphaned either."""
+        """Run a set-up program under the supervisor, so that it cannot be orphaned."""
         begun = time.monotonic()
         report = self._run(command)
         while report.is_running:
@@ -275,7 +275,7 @@ class PrivateServer(ABC):
             raise self._failed(command, f"exited with code {report.exit_code}")
 
     def _shut_down(self) -> None:
-        """Ask for the end with a grace period, then SIGKILL for what is left (epmd, or a server that hangs)."""
+        """Request the end and wait for a grace period, then send SIGKILL to the rest (epmd, or a server that hangs)."""
         supervisor = self._client()
         supervisor.terminate(self.stop_signal)
         begun = time.monotonic()

@@ -28,7 +28,7 @@ T = TypeVar("T")
 _CHUNK = 65_536
 _CONTROL_TIMEOUT_S = 10.0
 _PORT_ATTEMPTS = 5
-# Linger for zero seconds: close() then sends RST instead of FIN and throws unsent data away.
+# Linger for zero seconds: close() then sends RST instead of FIN and discards unsent data.
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
@@ -202,7 +202,7 @@ class FaultProxy:
     def cut_reply_after(self, n_bytes: int, after_request_matching: bytes | None = None) -> None:
         """Let ``n_bytes`` of a reply through, then close the connection in the middle of it.
 
-        Without ``after_request_matching`` it is the next reply bytes on any connection, also pushed ones.
+        Without ``after_request_matching`` it applies to the next reply bytes on any connection, including pushed ones.
         """
         if n_bytes < 0:
             raise ValueError(f"n_bytes must not be negative, got {n_bytes}")
@@ -260,7 +260,7 @@ class FaultProxy:
             self._port = port
 
     async def _close_listener(self) -> None:
-        # Not wait_closed(): from Python 3.12 on it waits for the connections too, and those may go on.
+        # Not wait_closed(): from Python 3.12 on it also waits for the connections, which may continue.
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -290,7 +290,7 @@ class FaultProxy:
         try:
             await self._join(reader, writer)
         except asyncio.CancelledError:
-            # Ours: only stop() cancels it, and a cancelled handler would be reported by asyncio as a fault.
+            # Swallowed: only stop() cancels this task, and asyncio would report a cancelled handler as an error.
             pass
         finally:
             self._handlers.discard(handler)
@@ -315,7 +315,7 @@ class FaultProxy:
             pair.close(CloseMode.FIN)
 
     async def _pump(self, pair: _Pair, reader: asyncio.StreamReader, way: Direction) -> None:
-        """Move chunks one way until the sender ends, a fault strikes or the connection breaks."""
+        """Move chunks in one direction until the sender ends, a fault is applied or the connection breaks."""
         to_server = way is Direction.TO_SERVER
         writer = pair.server if to_server else pair.client
         decide = self._plan.on_request if to_server else self._plan.on_reply
@@ -326,7 +326,7 @@ class FaultProxy:
                 # Decided after the wait: a fault that is armed during a stall applies to the bytes held back by it.
                 await self._flowing[way].wait()
                 decision = decide(pair.talk, chunk)
-                if decision.stall:  # before the request goes on: its reply must not overtake
+                if decision.stall:  # before the request is forwarded: the reply must not arrive first
                     self._flowing[Direction.TO_CLIENT].clear()
                 if decision.forward:
                     # Counted first: a test that has read the bytes may read the counters immediately.

@@ -1,7 +1,7 @@
 """Fixtures with real servers, for the tests of conquiet and of its users.
 
-Installing conquiet does not load this plugin: the names of its fixtures are common, and a project may use them for
-its own. One line in the project's top ``conftest.py`` turns it on:
+Installing conquiet does not load this plugin: the names of its fixtures are common, and a project may have fixtures
+with these names. One line in the project's top ``conftest.py`` turns it on:
 
     pytest_plugins = ["conquiet.testing.pytest_plugin"]
 
@@ -25,7 +25,9 @@ must exist; without it the tests run on the servers that are found.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 import pytest
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from conquiet.testing.redis import RedisServer
     from conquiet.testing.redis_cluster import RedisClusterServer
     from conquiet.testing.shared import SharedMySQL, SharedPostgres, SharedRabbitMQ, SharedRedis, SharedServers
+
+S = TypeVar("S", "RedisServer", "RedisClusterServer", "MySQLServer", "PostgresServer", "RabbitMQServer")
 
 _FLAVOUR_FIXTURE = "conquiet_mysql_flavour"
 _FLAVOURS_VARIABLE = "CONQUIET_TEST_DB_FLAVOURS"
@@ -68,7 +72,7 @@ def _flavours() -> list[MySQLFlavour | None]:
             return [MySQLFlavour(name.strip()) for name in wanted.split(",")]
         except ValueError as error:
             raise pytest.UsageError(f"{_FLAVOURS_VARIABLE}: {error}; known are mariadb and mysql") from error
-    # With none found there is still one test, which then fails with the advice on what to install.
+    # If none is found, one test remains, which fails and names the package to install.
     return [*available_mysql_flavours()] or [None]
 
 
@@ -110,7 +114,7 @@ def mysql_server(conquiet_servers: SharedServers, conquiet_mysql_flavour: MySQLF
 
 @pytest.fixture(scope="session")
 def postgres_server(conquiet_servers: SharedServers) -> SharedPostgres:
-    """A PostgreSQL shared by the whole run."""
+    """Return the PostgreSQL server shared by the whole run."""
     return conquiet_servers.postgres()
 
 
@@ -133,7 +137,7 @@ def redis_url(redis_server: SharedRedis, key_prefix: str) -> Iterator[str]:
 
     redis_server.ensure_running()
     if isinstance(redis_server, RedisServer):
-        # Before and not after: the teardown of a failed test can then still inspect what it left.
+        # Before the test, not after it: the teardown of a failed test can still inspect its keys.
         redis_server.flush()
         yield redis_server.url
     else:
@@ -171,26 +175,31 @@ def amqp_url(rabbitmq_server: SharedRabbitMQ) -> Iterator[str]:
     rabbitmq_server.delete_vhost(name)
 
 
-@pytest.fixture
-def private_redis(conquiet_servers: SharedServers) -> Iterator[Callable[..., RedisServer]]:
-    """Yield a factory: ``private_redis(aof=True)`` starts a Redis for this test; ``RedisServer`` has the arguments."""
-    from contextlib import ExitStack
-
-    from conquiet.testing.redis import RedisServer
-
+@contextmanager
+def _starting(kind: Callable[..., S], servers: SharedServers) -> Iterator[Callable[..., S]]:
+    """Yield a function that starts servers of one kind; they are stopped at the end of the test."""
     with ExitStack() as stack:
 
-        def start(**options: Any) -> RedisServer:
-            server = stack.enter_context(RedisServer(**options))
-            conquiet_servers.record(server)
+        def start(**options: Any) -> S:
+            server = stack.enter_context(kind(**options))
+            servers.record(server)
             return server
 
         yield start
 
 
 @pytest.fixture
+def private_redis(conquiet_servers: SharedServers) -> Iterator[Callable[..., RedisServer]]:
+    """Yield a factory: ``private_redis(aof=True)`` starts a Redis for this test; ``RedisServer`` has the arguments."""
+    from conquiet.testing.redis import RedisServer
+
+    with _starting(RedisServer, conquiet_servers) as start:
+        yield start
+
+
+@pytest.fixture
 def redis_cluster(conquiet_servers: SharedServers) -> RedisClusterServer:
-    """Return the Redis Cluster shared by the run, empty and whole. A test may move slots and switch masters."""
+    """Return the Redis Cluster shared by the run, empty and healthy. A test may move slots and switch masters."""
     cluster = conquiet_servers.redis_cluster()
     cluster.ensure_healthy()
     cluster.flush()
@@ -200,17 +209,9 @@ def redis_cluster(conquiet_servers: SharedServers) -> RedisClusterServer:
 @pytest.fixture
 def private_redis_cluster(conquiet_servers: SharedServers) -> Iterator[Callable[..., RedisClusterServer]]:
     """Yield a factory: ``private_redis_cluster()`` starts a cluster for this test, in three seconds."""
-    from contextlib import ExitStack
-
     from conquiet.testing.redis_cluster import RedisClusterServer
 
-    with ExitStack() as stack:
-
-        def start(**options: Any) -> RedisClusterServer:
-            cluster = stack.enter_context(RedisClusterServer(**options))
-            conquiet_servers.record(cluster)
-            return cluster
-
+    with _starting(RedisClusterServer, conquiet_servers) as start:
         yield start
 
 
@@ -219,58 +220,33 @@ def private_mysql(
     conquiet_servers: SharedServers, conquiet_mysql_flavour: MySQLFlavour | None
 ) -> Iterator[Callable[..., MySQLServer]]:
     """Yield a factory: ``private_mysql()`` starts a server for this test, of the flavour the test runs on."""
-    from contextlib import ExitStack
-
     from conquiet.testing.mysql import MySQLServer
 
-    with ExitStack() as stack:
-
-        def start(**options: Any) -> MySQLServer:
-            server = stack.enter_context(MySQLServer(**{"flavour": conquiet_mysql_flavour, **options}))
-            conquiet_servers.record(server)
-            return server
-
+    with _starting(partial(MySQLServer, flavour=conquiet_mysql_flavour), conquiet_servers) as start:
         yield start
 
 
 @pytest.fixture
 def private_postgres(conquiet_servers: SharedServers) -> Iterator[Callable[..., PostgresServer]]:
     """Yield a factory: ``private_postgres()`` starts a server for this test; see ``PostgresServer``."""
-    from contextlib import ExitStack
-
     from conquiet.testing.postgres import PostgresServer
 
-    with ExitStack() as stack:
-
-        def start(**options: Any) -> PostgresServer:
-            server = stack.enter_context(PostgresServer(**options))
-            conquiet_servers.record(server)
-            return server
-
+    with _starting(PostgresServer, conquiet_servers) as start:
         yield start
 
 
 @pytest.fixture
 def private_rabbitmq(conquiet_servers: SharedServers) -> Iterator[Callable[..., RabbitMQServer]]:
     """Yield a factory: ``private_rabbitmq()`` starts a broker, in seconds; use it only for tests that kill it."""
-    from contextlib import ExitStack
-
     from conquiet.testing.rabbitmq import RabbitMQServer
 
-    with ExitStack() as stack:
-
-        def start(**options: Any) -> RabbitMQServer:
-            server = stack.enter_context(RabbitMQServer(**options))
-            conquiet_servers.record(server)
-            return server
-
+    with _starting(RabbitMQServer, conquiet_servers) as start:
         yield start
 
 
 @pytest.fixture
 def fault_proxy() -> Iterator[Callable[[str], FaultProxy]]:
     """Yield a factory: ``fault_proxy(url)`` puts a proxy in front of a server; ``proxy.url_for(url)`` leads to it."""
-    from contextlib import ExitStack
     from urllib.parse import urlsplit
 
     from conquiet.testing.proxy import FaultProxy

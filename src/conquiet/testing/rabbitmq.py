@@ -1,8 +1,7 @@
 """A private RabbitMQ node, invisible to every other node on the machine.
 
 Erlang nodes meet through epmd, a daemon on a fixed port, and trust each other by a cookie in HOME. A private node has
-its own epmd on its own port, its own HOME and its own name, so that neither ``rabbitmqctl`` nor a cluster can
-reach across.
+its own epmd on its own port, its own HOME and its own name, so that no other ``rabbitmqctl`` or cluster reaches it.
 """
 
 from __future__ import annotations
@@ -143,7 +142,7 @@ class RabbitMQServer(PrivateServer):
             # Makes the script replace itself by the Erlang machine, so that signals reach the broker and not a shell.
             "RUNNING_UNDER_SYSTEMD": "true",
             "NOTIFY_SOCKET": "",
-            # Idle schedulers sleep instead of spinning: the machine is shared with the tests themselves.
+            # Idle schedulers sleep instead of spinning, because the tests run on the same machine.
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +sbwtdcpu none +sbwtdio none",
         }
 
@@ -155,7 +154,7 @@ class RabbitMQServer(PrivateServer):
         overview = self.api("GET", "/api/overview")
         if overview["node"] != self._node:
             raise handshakes.NotReadyError(f"another node answers here: {overview['node']}")
-        # Behind a restart the default vhost may lag behind the listener.
+        # After a restart the default vhost may become ready later than the listener.
         if self.api("GET", "/api/vhosts/%2F").get("cluster_state", {}).get(self._node) != "running":
             raise handshakes.NotReadyError("the default vhost is not running yet")
         return version

@@ -1,7 +1,7 @@
 """A private RabbitMQ cluster on the loopback: nodes to kill and to isolate, and quorum queues with leaders that move.
 
     kill_leader    the leader of a quorum queue is killed, and another node leads
-    drain          maintenance: a node gives its leaders away and closes its connections, then serves again
+    drain          maintenance: a node transfers its leaders and closes its connections, then serves again
     isolate        a partition: a node and the others do not reach each other, then they do again
 
 The nodes share one cookie and one epmd, which runs as a separate process: an epmd that a node has started would end
@@ -174,7 +174,7 @@ class RabbitMQClusterServer:
         raise ServerStateError(f"queue {queue} has no leader now")
 
     def kill_leader(self, queue: str, vhost: str = "/") -> RabbitMQNode:
-        """Kill the node that leads a quorum queue, and wait until another one does; return the dead node."""
+        """Kill the node that leads a quorum queue, wait until another node leads it, and return the killed node."""
         dead = self.leader_of(queue, vhost)
         dead.kill()
         wait_until(lambda: self._leads_elsewhere(queue, vhost, dead), timeout_s=_WAIT_S)

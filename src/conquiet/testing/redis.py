@@ -75,7 +75,7 @@ class RedisServer(PrivateServer):
             return connection.call(*words)
 
     def flush(self) -> None:
-        """Remove all keys. The server is private, so they are all the tests'."""
+        """Remove all keys. The server is private: it has no other users."""
         self.call("FLUSHALL")
 
     def _prepare(self) -> None:

@@ -1,4 +1,4 @@
-"""A private Redis (or Valkey) Cluster: masters with a replica each, and what happens to a cluster in operation.
+"""A private Redis (or Valkey) Cluster: masters with a replica each, and the events of a cluster in operation.
 
     move_slot        an operator moves a slot to another master, key by key, while clients work
     kill_master      a master is killed, and its replica takes over
@@ -91,8 +91,8 @@ class RedisClusterServer:
     A cluster does not serve for two seconds after its start: that wait is in the server's code.
 
     Args:
-        masters: Number of masters; each gets an equal share of the 16,384 slots. Redis needs three for a fail-over of
-            its own accord.
+        masters: Number of masters; each gets an equal share of the 16,384 slots. Redis needs three for an automatic
+            fail-over.
         replicas: Replicas of each master.
         binary: Program to run; see ``RedisServer``.
         node_timeout_s: A node without a reply for this time counts as dead. The default is long, so that a
@@ -115,7 +115,7 @@ class RedisClusterServer:
 
     # ------------------------------------------------------------------ life
     def start(self) -> Self:
-        """Start all nodes and return once every one of them serves."""
+        """Start all nodes and return once all of them serve."""
         if self.nodes:
             raise ServerStateError("the cluster was started before")
         self.nodes = [ClusterNode(binary=self._binary) for _ in range(self._masters * (1 + self._replicas))]
@@ -299,13 +299,13 @@ class RedisClusterServer:
     def _form(self) -> None:
         masters = self.nodes[: self._masters]
         for number, node in enumerate(self.nodes):
-            # Without it all start in the same epoch, and it takes them seconds to agree on another.
+            # Without it all nodes start in the same epoch and need seconds to agree on another.
             node.call("CLUSTER", "SET-CONFIG-EPOCH", str(number + 1))
         for number, node in enumerate(masters):
             first, last = SLOTS * number // self._masters, SLOTS * (number + 1) // self._masters - 1
             node.call("CLUSTER", "ADDSLOTSRANGE", str(first), str(last))
         for number, node in enumerate(self.nodes):
-            for other in self.nodes[:number]:  # each meets each: gossip alone takes a second
+            for other in self.nodes[:number]:  # every node meets every other: gossip alone takes a second
                 node.call("CLUSTER", "MEET", other.host, str(other.port), other.bus_port)
         wait_until(lambda: all(self._knows_all(node) for node in self.nodes), timeout_s=_WAIT_S)
         for number, node in enumerate(self.nodes[self._masters :]):

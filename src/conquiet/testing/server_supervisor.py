@@ -1,18 +1,18 @@
 """The process that owns one private server, so that no server outlives its test run.
 
-A test process that is killed with SIGKILL runs no clean-up. So the server is not its child but the supervisor's, and
-the supervisor detects the death of the owner:
+A test process that is killed with SIGKILL runs no clean-up. So the server is a child of the supervisor, and the
+supervisor detects the death of the owner:
 
     owner (pytest) ══socket══ supervisor ──▶ server ──▶ processes that the server starts
                                   └── owns the temporary folder
 
 When the socket ends, or the owner's pid is gone, the supervisor kills every descendant and removes the folder.
 It is a *subreaper*: a process that daemonises itself (epmd does) becomes the supervisor's child instead of init's,
-and is found and killed too. Should the supervisor itself be killed, the kernel kills the server (PDEATHSIG) and only
-the folder is left behind: of the two leftovers, the folder does no harm.
+and is found and killed too. If the supervisor itself is killed, the kernel kills the server (PDEATHSIG) and only the
+folder remains, which is harmless.
 
-Not chosen: PR_SET_PDEATHSIG in the owner (it fires when the *thread* that forked ends, not the process), atexit
-(not run on SIGKILL), and a pid file swept by the next run (there may be none).
+Rejected: PR_SET_PDEATHSIG in the owner (it fires when the *thread* that forked ends, not the process), atexit (not run
+on SIGKILL), and a pid file that the next run cleans up (there may be no next run).
 
 This file is started as a script with ``python -I -S`` and imports the standard library only.
 
@@ -87,8 +87,8 @@ def descendants(root: int) -> dict[int, str]:
 def remove(folder: Path) -> None:
     """Remove a folder; repeat until it is gone.
 
-    Processes that are not ours to kill may still write into it, such as children of the owner that notice its death
-    a moment later: a file that they create during the removal keeps the folder.
+    Processes that the supervisor must not kill may still write into it, such as children of the owner that notice its
+    death a moment later. A file that they create during the removal keeps the folder.
     """
     deadline = time.monotonic() + _REMOVE_DEADLINE_S
     while True:
@@ -123,13 +123,13 @@ class ServerSupervisor:
         self._main: int | None = None
         self._exit_code: int | None = None
         self._groups: set[int] = set()
-        # Kept so that Popen never waits for a pid: only _reap does.
+        # Kept so that Popen does not wait for a pid: only _reap does.
         self._spawned: list[subprocess.Popen[bytes]] = []
         if self._prctl is not None:
             self._prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def serve(self) -> None:
-        """Answer requests until the owner is gone; always kill the server and delete the folder."""
+        """Serve requests until the owner has ended; always kill the server and delete the folder."""
         try:
             self._answer({"folder": str(self._folder), "pid": os.getpid()})
             for line in self._lines():
@@ -147,8 +147,7 @@ class ServerSupervisor:
     def _lines(self) -> Iterator[bytes]:
         """Yield requests until the socket or the owner's process ends.
 
-        Both are watched. A child that the owner forked holds a copy of the socket, and then its end alone would
-        come too late or never.
+        Both are watched: a child that the owner forked holds a copy of the socket, so the socket may end late or never.
         """
         watched: list[Any] = [self._channel]
         if hasattr(os, "pidfd_open"):
@@ -172,7 +171,7 @@ class ServerSupervisor:
         self._channel.sendall(json.dumps(answer).encode() + b"\n")
 
     def _perform(self, request: dict[str, Any]) -> dict[str, Any]:
-        # First, so that no signal goes to a pid that has ended and may have been given to another process.
+        # Reap first, so that no signal is sent to the pid of an ended process, which another process may have by now.
         self._reap()
         try:
             match request["op"]:
@@ -233,7 +232,7 @@ class ServerSupervisor:
     def _members(self) -> dict[int, str]:
         if _ON_LINUX:
             return descendants(os.getpid())
-        # Without /proc the session's process group is the best there is: negative pids reach all of a group.
+        # Without /proc the process group of the session is signalled: a negative pid reaches the whole group.
         return {-group: "?" for group in self._groups}
 
     def _kill(self) -> None:
@@ -264,8 +263,8 @@ class ServerSupervisor:
 
 def main(owner: int, prefix: str, parent_folder: str) -> None:
     """Run the script; fd 0 is the socket to ``owner``."""
-    # Handlers, not SIG_IGN: an ignored signal stays ignored in the server, a handled one does not. Ctrl-C reaches
-    # the whole terminal group, and the server must outlive it until the tests' own teardown is through.
+    # Handlers, not SIG_IGN: an ignored signal stays ignored in the server, a handled one does not. Ctrl-C reaches the
+    # whole terminal group, and the server must run until the teardown of the tests has ended.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -38,7 +38,8 @@ class SharedServers:
     """Start servers on first use and stop them at the end of the run.
 
     Attributes:
-        used: ``"mariadb 10.11.6"`` and the like, in the order of first use, for the report at the end of the run.
+        used: Names and versions such as ``"mariadb 10.11.6"``, in the order of first use, for the report at the end of
+            the run.
     """
 
     def __init__(self) -> None:

@@ -45,7 +45,7 @@ class SupervisorClient:
     """Start one supervisor and send it requests. Safe to use from many threads; not from a forked child.
 
     Attributes:
-        folder: The temporary folder. It is removed when the supervisor ends, also after a crash.
+        folder: The temporary folder. It is removed when the supervisor ends, even after a crash.
     """
 
     def __init__(self, name: str) -> None:
@@ -53,8 +53,8 @@ class SupervisorClient:
         self._owner = os.getpid()
         mine, theirs = socket.socketpair()
         with theirs:
-            # Its own session: neither Ctrl-C nor a closing terminal reaches it. Output goes nowhere, because an
-            # inherited pipe would keep "pytest | tee" waiting for as long as the supervisor lives.
+            # Its own session, so that Ctrl-C and a closing terminal do not reach it. Its output is discarded: an
+            # inherited pipe would keep "pytest | tee" waiting until the supervisor ends.
             self._process = subprocess.Popen(  # noqa: S603 - our own script
                 [
                     sys.executable,

@@ -147,8 +147,8 @@ def for_rabbit_batch(
 ) -> Callable[[list[Any]], Any]:
     """Return a batch syncer for ``RabbitConsumer(…, batch=200)`` that runs ``handler(messages, session)`` once each.
 
-    A handler that returns False has its transaction rolled back, and the message that fails is found by halving; that
-    one is requeued or dead-lettered. For the arguments see ``for_rabbit``.
+    A handler that returns False has its transaction rolled back, and the failing message is found by halving and then
+    requeued or dead-lettered. For the arguments see ``for_rabbit``.
     """
     by_message = None if key is None else lambda known: key(known.payload)
     batches = _batches(handler, engine, inbox, by_message, "messages", "session")

@@ -11,7 +11,7 @@
 So any number of failing messages costs a batch one more transaction. An error that ends the whole transaction (a
 deadlock, a lost connection) is raised, not attributed to a message.
 
-See docs/decisions/0044 and 0045.
+See docs/decisions/0044.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -159,7 +159,7 @@ class SyncBatches:
         # transaction if there is none.
         savepoint = db.connection.begin_nested()
         try:
-            # Closed also after an error, before the outer savepoint: the session has another savepoint.
+            # The session is closed even after an error, before the outer savepoint: it has another savepoint.
             with maker(bind=db.connection) as session:
                 reject_awaitable("the handler", work(session, what))
                 session.commit()  # writes what it holds, and commits nothing

@@ -7,7 +7,7 @@
 The text does not depend on the number of rows. With a bind for each value, SQLAlchemy would compile and cache one
 statement for every number of rows.
 
-See docs/decisions/0043.
+See docs/decisions/0024.
 """
 
 from collections.abc import Sequence

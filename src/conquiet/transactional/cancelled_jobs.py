@@ -42,7 +42,7 @@ class SyncCancellation:
         self._received = received
 
     def mark(self, ctx: Any) -> bool:
-        """Record that the job is cancelled. False if its effect is committed; True also if it was recorded before."""
+        """Record that the job is cancelled. False if its effect is committed. True if it was recorded now or before."""
         msg = self._received(ctx)
         key = self._inbox.cancellation_key(msg)
 

@@ -172,12 +172,13 @@ def for_processor(
 ) -> Callable[..., Any]:
     """Return a handler for ``Processor`` that runs ``handler(ctx, session)`` once per message.
 
-    The key is the message's id, not the entry's: a retry is a new entry. So an attempt that committed and was
-    taken for failed (a timeout, a lost reply to COMMIT) is recognised by the next one.
+    The key is the id of the message, not of the entry: a retry is a new entry. So if an attempt committed but counts as
+    failed (a timeout, a lost reply to COMMIT), the next attempt finds its row.
 
     An id that you give to ``emit`` yourself must not be used for another message while the inbox remembers the first,
-    which is longer than ``emit`` does (``dedupe_window_s``): the second one would count as done. The id of an envelope
-    that came without one is its first entry's. Such an id can come twice, so a digest of event and data goes with it.
+    which is longer than ``emit`` does (``dedupe_window_s``): the second message would count as done. An envelope
+    without an id gets the id of its first entry. Such an id can be reused, so a digest of event and data is stored with
+    it.
 
     Args:
         handler: Does the work with the session it is given.
@@ -237,7 +238,7 @@ def for_rabbit(
 
     If the handler returns False, its transaction is rolled back, and the message is requeued or dead-lettered. A
     conflict in the handler's statements has the same result. Give the queue a dead-letter exchange: the second
-    refusal in a row goes there.
+    consecutive refusal goes there.
 
     A conflict on the inbox row means that another run of the message has not ended: ``Requeue`` is raised, and no
     attempt is counted. An ``InfrastructureError`` (the database is unavailable, the result of a COMMIT is unknown) is
@@ -370,7 +371,7 @@ def made_for(kind: str, given: str | None, source: SyncSource | AsyncSource, fun
 
 def agreed(kind: str, given: str | None, actual: str) -> str:
     """Return the group or queue of the engine; raise if another was given."""
-    # The engine checks its own handler only; this one may be called by a function of the user's.
+    # The engine checks only its own handler. This handler may be called by a function of the user.
     if given is not None and given != actual:
         raise wrong_place(kind, given, actual)
     return actual

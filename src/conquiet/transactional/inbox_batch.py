@@ -8,7 +8,7 @@
 Rows are written in the order of their ids, so two transactions with messages in common wait for each other and do not
 deadlock. A key that occurs twice in one batch is new once.
 
-See docs/decisions/0043.
+See docs/decisions/0024.
 """
 
 from collections.abc import Iterator, Sequence

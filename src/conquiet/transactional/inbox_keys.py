@@ -12,8 +12,7 @@ from typing import Any, Final, NamedTuple
 from conquiet.errors import MessageKeyError
 
 MAX_PART_BYTES: Final = 255
-"""Longest part of a key, in UTF-8. A server that is not in strict mode cuts what is longer, and would take two
-messages for one."""
+"""Longest part of a key, in UTF-8. A server outside strict mode cuts a longer part: two messages could share a key."""
 
 OUTBOX_ID: Final = "_outbox_id"
 """Field in which a payload from an outbox carries its id."""

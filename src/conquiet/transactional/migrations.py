@@ -86,12 +86,12 @@ class TableLayout:
 
     @property
     def is_newer(self) -> bool:
-        """Whether a later version of conquiet made it."""
+        """True if a later version of conquiet created it."""
         return self.recorded is not None and self.recorded > SCHEMA_VERSION
 
     @property
     def is_behind(self) -> bool:
-        """Whether it exists and lacks a column or an index, or its comment names an earlier version."""
+        """True if it exists and lacks a column or an index, or its comment names an earlier version."""
         lacks = bool(self.missing_columns or self.missing_indexes)
         return self.exists and (lacks or (self.recorded is not None and self.recorded < SCHEMA_VERSION))
 
@@ -282,7 +282,7 @@ def _alter(connection: "Connection", statement: str) -> None:
 
 
 def _run(connection: "Connection", statement: str) -> None:
-    # As it is: a colon or a percent sign in the comment of a table is no parameter.
+    # Sent unchanged: a colon or a percent sign in the comment of a table is not a parameter.
     connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
 
 

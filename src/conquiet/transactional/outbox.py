@@ -220,7 +220,7 @@ class Outbox:
     ) -> Callable[[UnitOfWork], str]:
         """Check a message and return the function that writes it."""
         self.require_target(target)
-        # No id that the caller could choose or guess: the receiver's inbox would take it for a duplicate.
+        # No id that the caller could choose or guess: the receiver's inbox would treat the message as a duplicate.
         message_id = uuid4().hex
         binary = {
             "id": message_id.encode(),

@@ -1,6 +1,6 @@
 """Write many messages into an outbox: one statement for any number, up to a size that servers accept.
 
-See docs/decisions/0043.
+See docs/decisions/0024.
 """
 
 from collections.abc import Iterator, Sequence

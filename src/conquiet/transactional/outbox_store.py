@@ -8,7 +8,7 @@
 
 All of it needs READ COMMITTED: each statement sees what was committed before it, and no gap is locked.
 
-See docs/decisions/0026.
+See docs/decisions/0025.
 """
 
 import json
@@ -21,7 +21,7 @@ from conquiet.transactional.relay_decisions import Candidate, OutboxMessage, Par
 from conquiet.transactional.sql_dialect import SqlDialect, outbox_statements
 
 OutboxPosition = tuple[Any, int]
-"""Where a scan ended: due time and seq."""
+"""The end of a scan: due time and seq."""
 
 
 class OutboxStore:

@@ -25,9 +25,9 @@ def digest_of(msg: Any, key: InboxKey, *, compare: bool | None) -> bytes | None:
     """Return the digest to store with a message, None if its id is enough.
 
     Args:
-        msg: The message; its ``payload_bytes``, or else its ``payload`` as JSON, is what counts.
+        msg: The message. The digest is of its ``payload_bytes``, or else of its ``payload`` as JSON.
         key: Its key.
-        compare: True always, False never; None where a server assigned the id.
+        compare: True returns a digest always, False never, None for ids that a server assigned.
     """
     if compare is False or (compare is None and not _made_by_server(msg, key)):
         return None

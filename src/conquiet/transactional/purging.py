@@ -44,18 +44,18 @@ logger = FactLogger(__name__)
 DAY_S: Final = 86_400.0
 
 INBOX_RETENTION_S: Final = 30 * DAY_S
-"""How long inbox rows are kept unless set otherwise."""
+"""Default retention of inbox rows."""
 
 _LOCK_IDLE_S: Final = 120
 _SLICE_S: Final = 0.1
 _IDLE_SESSIONS_SINCE: Final = (14,)
 _BUSY_FACTOR: Final = 10
-"""Intervals after which a busy worker purges nevertheless, and after which a pass that has not ended speeds up."""
+"""Intervals after which a busy worker purges too, and after which a pass that has not ended works faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseRetention:
-    """How long rows stay in the tables.
+    """Retention of rows in the tables.
 
     Attributes:
         inbox_s: Age from which an inbox row is deleted; None keeps all. It must be longer than everything that can

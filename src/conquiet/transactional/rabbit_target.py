@@ -1,14 +1,15 @@
 """Publish to RabbitMQ from a relay, with confirms.
 
 The publisher needs an event loop, and the relay is synchronous. So the target runs a loop in a background thread, where
-the connection replies to heartbeats also while the relay sleeps.
+the connection replies to heartbeats even while the relay sleeps.
 """
 
 import asyncio
 import threading
 from collections.abc import Coroutine, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
+from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.validation import require_text
 from conquiet.errors import LifecycleError, RabbitError
 from conquiet.rabbit.publisher import Outgoing, Publisher
@@ -25,7 +26,7 @@ from conquiet.transactional.targets import DEFERRED, PUBLISHED, Results
 T = TypeVar("T")
 
 
-class ToRabbit:
+class ToRabbit(ClosedAfterUse):
     """Publishes to a RabbitMQ queue (or an exchange), persistent, mandatory and confirmed. Close it after the relay.
 
     The property ``timestamp`` is the time at which the row was written, ``type`` is the event it was added with.
@@ -99,12 +100,6 @@ class ToRabbit:
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join()
         loop.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         if self._closed:

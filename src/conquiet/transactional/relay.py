@@ -8,7 +8,7 @@ Publish first, delete second. A crash in between publishes twice, and the receiv
 skips the second; the other order would lose the message. Any number of relays may run, on any hosts: each skips rows
 that another relay has locked, and a key belongs to the relay that holds its oldest row.
 
-See docs/decisions/0025 and 0026.
+See docs/decisions/0025.
 """
 
 import logging

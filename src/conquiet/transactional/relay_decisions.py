@@ -83,7 +83,7 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which rows of a scan to lock.
+    """The rows of a scan to lock.
 
     Attributes:
         lock: Rows to lock.

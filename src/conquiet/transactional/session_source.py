@@ -8,7 +8,8 @@
 
 An ORM session is bound to a connection on which the transaction has begun already, so it joins that transaction: its
 ``commit()`` writes what it holds and commits nothing, its ``rollback()`` ends the transaction, which is then refused
-(with ``join_transaction_mode="create_savepoint"`` it rolls back to the beginning of the handler, and work may go on).
+(with ``join_transaction_mode="create_savepoint"`` it rolls back to the beginning of the handler, and work may
+continue).
 
     BEGIN ─ inbox row ─ handler ─ flush ─ checks ─ COMMIT        anything that raises: ROLLBACK
 

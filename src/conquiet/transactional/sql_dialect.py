@@ -289,8 +289,8 @@ class PostgresDialect(SqlDialect):
     """PostgreSQL 13 and newer."""
 
     name = "postgresql"
-    # Not clock_timestamp(): it is volatile, and a condition on it cannot use an index. Not now(): that is when the
-    # transaction began.
+    # Not clock_timestamp(): it is volatile, and a condition on it cannot use an index. Not now(): it returns the start
+    # of the transaction.
     now = "statement_timestamp()"
     later = "statement_timestamp() + CAST(:later AS double precision) * INTERVAL '1 microsecond'"
     ago = "statement_timestamp() - CAST(:ago AS double precision) * INTERVAL '1 microsecond'"

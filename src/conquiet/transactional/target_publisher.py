@@ -29,7 +29,7 @@ relay never leaves a transaction idle for longer than a batch takes to publish.
 """
 
 _GROWTH: Final = 10
-"""How many times the usual batch a relay publishes at a time while it is behind."""
+"""Factor by which a relay enlarges its batch while it is behind."""
 _QUICK_S: Final = 0.25
 """A batch that took longer is not followed by a larger one."""
 _MAX_BYTES: Final = 8_000_000
@@ -42,7 +42,7 @@ class TargetPublisher:
     Attributes:
         name: The target's name.
         batch: How many messages to publish at a time.
-        failures: How often in a row the target was unavailable.
+        failures: Consecutive times that the target was unavailable.
     """
 
     def __init__(self, name: str, target: Target, *, batch: int, backoff: Backoff) -> None:
@@ -116,7 +116,7 @@ class TargetPublisher:
             if message.key is not None and result[0][0] is not PublishOutcome.PUBLISHED:
                 blocked.add(message.key)
         if len(failures) > 1 and PUBLISHED not in results:
-            # None of several was accepted: the target is unavailable, also if it raises another exception.
+            # None of several was accepted: the target is unavailable, even if it raises another exception.
             self._back_off(failures[0])
             return [DEFERRED] * len(messages)
         self._reached()

@@ -10,9 +10,9 @@ Publishing needs no consumer group and creates none: a group that no consumer re
 """
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.json_codec import CodecError, encode_payload
 from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError
@@ -55,7 +55,7 @@ class _Refused(Exception):  # noqa: N818 - leaves this module only as a result
     """A message that this target can never accept."""
 
 
-class ToStream:
+class ToStream(ClosedAfterUse):
     """Publishes to a Redis stream. A batch is one step on the server: all entries are added, in order, or none.
 
     Args:
@@ -127,14 +127,6 @@ class ToStream:
     def close(self) -> None:
         """Close the connection. It may be called twice."""
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _script(self, encoded: Sequence[bytes]) -> "Sequence[Arg]":
         """Return the command that runs a script which adds all entries or none."""

@@ -4,8 +4,8 @@ The inbox row and the handler's effect share a transaction. It would be split by
 
     commit() of the connection                 refused: nothing is sent
     rollback(), then more statements           refused: the second BEGIN
-    a deadlock that the handler catches        the server has rolled back everything, the inbox row too: going on would
-                                               commit the second half alone, so the error is raised at the end
+    a deadlock that the handler catches        the server has rolled back everything, the inbox row too: continuing
+    would commit the second half alone, so the error is raised at the end
 
 SQLAlchemy's events report all of it: from a connection, an ORM session, or a library that the handler calls.
 

@@ -136,7 +136,7 @@ class OnServers:
 
 @dataclass
 class Place:
-    """Where an application of a test runs."""
+    """The environment of an application in a test."""
 
     in_memory: bool
     redis_url: str | None

@@ -1,4 +1,4 @@
-"""Pages of the documentation whose Python code is run from top to bottom."""
+"""Pages of the documentation with Python code that is run from top to bottom."""
 
 import re
 import sys

@@ -52,7 +52,7 @@ async def test_a_batch_has_each_effect_once_and_costs_only_the_guilty(place: Pla
 
     assert sorted(place.booked()) == ["a", "b", "d", "e", "f"]
     assert sorted((letter.id, letter.reason) for letter in dead) == [("c", "attempts_exhausted"), ("wrong", "rejected")]
-    assert sum(booked) == 5  # what was rolled back emitted nothing
+    assert sum(booked) == 5  # the rolled-back call emitted nothing
     assert max(sizes) > 1
 
 
@@ -103,7 +103,7 @@ async def test_a_group_may_ask_for_any_session(place: Place, kind: type) -> None
     def book(order: OrderPaid, session: Any) -> None:
         connection = session.connection if isinstance(session, DbSession) else session
         connection.execute(row(order))
-        if order.order_id == "c":  # the last one fails: the others are committed all the same
+        if order.order_id == "c":  # the last fails: the others are committed
             raise ZeroDivisionError
 
     book.__annotations__["session"] = kind

@@ -1,4 +1,4 @@
-"""An application whose database is away is not ready, and says why, without a message."""
+"""An application with an unavailable database is not ready and reports the reason, without a message."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A worker of an app deletes old inbox rows by itself."""
+"""A worker of an app deletes old inbox rows automatically."""
 
 import asyncio
 from dataclasses import dataclass

@@ -70,7 +70,7 @@ async def test_a_server_that_answers_and_refuses_is_not_waited_for(postgres_url:
 async def test_a_database_that_goes_away_during_the_check_is_waited_for(
     postgres_url: str, fault_proxy: Callable[[str], FaultProxy]
 ) -> None:
-    """It answered, and was restarted before the tables were looked for: the worker ended with exit code 1."""
+    """It replied, and was restarted before the check of the tables: the worker ended with exit code 1."""
     proxy = fault_proxy(postgres_url)
     engine = create_engine(proxy.url_for(postgres_url))
     checks: list[bool] = []

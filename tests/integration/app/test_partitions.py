@@ -1,4 +1,4 @@
-"""An application whose stream has partitions: emitted at once, in threads and by the outbox, read by one worker."""
+"""An application with a partitioned stream: one worker reads messages of ``emit``, of threads and of the outbox."""
 
 import asyncio
 from collections import Counter

@@ -33,7 +33,7 @@ class Order:
 
 @dataclass
 class QueuePlace:
-    """Where queues of a test are: in memory, or in a broker."""
+    """The queues of a test: in memory, or in a broker."""
 
     db_url: str
     engine: Engine
@@ -73,7 +73,7 @@ class QueuePlace:
         await wait_until_async(lambda: asyncio.to_thread(condition))
 
     async def dead(self, count: int = 1) -> list[tuple[str, str]]:
-        """Return id and reason of the dead letters, once there are so many."""
+        """Return id and reason of the dead letters, once there are this many."""
         if self.test_app is not None:
             await self.test_app.drain()
             assert len(self.test_app.dead_letters) == count

@@ -1,4 +1,4 @@
-"""``emit_and_wait`` of an application: the same answers in memory and on real servers."""
+"""``emit_and_wait`` of an application: the same results in memory and on real servers."""
 
 import asyncio
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What waits in the outbox when a ``TestApp`` begins, on each database."""
+"""Rows that wait in the outbox when a ``TestApp`` begins, on each database."""
 
 from pathlib import Path
 from uuid import uuid4

@@ -1,4 +1,4 @@
-"""What messages that fail cost the others of their batch, counted at the database's server."""
+"""The cost of failing messages for the others of their batch, counted at the database server."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ class _Delivery:
 
 @dataclass
 class _Context:
-    """What a batch handler reads of a ``JobContext``."""
+    """The attributes of a ``JobContext`` that a batch handler reads."""
 
     id: str
     data: dict[str, Any] = field(default_factory=dict)

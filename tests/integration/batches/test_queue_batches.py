@@ -99,7 +99,7 @@ def test_a_message_claimed_by_another_consumer_is_taken_out_before_commit(
 def test_a_failure_behind_a_message_that_was_claimed_elsewhere_is_raised(
     consumer: QueueConsumer, make_database: MakeDatabase, redis_url: str, error: type[Exception]
 ) -> None:
-    """Taking the first one out is no failure. The second one's error is the handler's own, whatever its class."""
+    """Removing the first is not a failure. The error of the second is the handler's, for every class."""
     database = make_database("sqlite")
     ids = consumer.queue.enqueue_many([{"n": "0"}, {"n": "1"}, {"n": "2"}])
     raised = error("no")

@@ -81,7 +81,7 @@ async def test_streams_of_every_node_are_shown_and_dead_letters_replayed(
 async def test_a_worker_without_connections_is_dead_on_whichever_node(
     client: AsyncClient, raw: redis.RedisCluster
 ) -> None:
-    """Client ids are each node's own: those of one worker are asked for on the node that it has named."""
+    """Client ids belong to a node: the ids of a worker are queried on the node that it named."""
     for name in STREAMS:
         node = raw.get_node_from_key(name)  # type: ignore[no-untyped-call] # of redis-py
         own = raw.get_redis_connection(node).client_id()

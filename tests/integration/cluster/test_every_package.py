@@ -1,4 +1,4 @@
-"""What each package does with Redis, it does with a Redis Cluster: over many slots, while slots move."""
+"""Every package works with a Redis Cluster as with one Redis: over many slots, while slots move."""
 
 import asyncio
 import json

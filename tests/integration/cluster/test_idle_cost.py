@@ -1,6 +1,6 @@
-"""What an idle worker costs the masters of a cluster: at most two commands a second for each slot in use.
+"""The cost of an idle worker for the masters of a cluster: at most two commands a second for each slot in use.
 
-Counted are commands that the masters are sent (MONITOR), without what scripts do there. Passes over an idle stream
+The test counts commands that the masters receive (MONITOR), without the commands of scripts. Passes over an idle stream
 become rarer within a quarter of a minute. ``make torture`` waits for that; otherwise the first seconds are counted,
 which cost a little more.
 """

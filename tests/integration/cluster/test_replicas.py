@@ -1,4 +1,4 @@
-"""Messages that count only once a replica has them, and what the doctor says about replication."""
+"""Messages that count only once a replica has them, and the doctor's findings about replication."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -55,7 +55,7 @@ async def test_without_a_replica_the_error_says_what_is_where(
     redis_cluster: RedisClusterServer, raw: redis.RedisCluster
 ) -> None:
     client = redis.asyncio.RedisCluster.from_url(redis_cluster.node_url)
-    # Before the pause: the node that the client asks for the slots may be the replica that is paused.
+    # Before the pause: the node that the client queries for the slots may be the paused replica.
     await client.initialize()
     processor = Processor(client, ["orders"], settings=ProcessorSettings(replicas_timeout_s=0.5))
     replica = redis_cluster.replica_of(redis_cluster.master_of("orders"))

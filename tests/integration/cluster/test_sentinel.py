@@ -70,7 +70,7 @@ class Watched:
             try:
                 self.sentinel.call("SENTINEL", "FAILOVER", "shop")
             except OSError:
-                return False  # it has not asked the replica for its state yet, which it does every 10 s
+                return False  # it queries the state of the replica every 10 s only
             return True
 
         wait_until(accepted, interval_s=0.5)

@@ -1,4 +1,4 @@
-"""A Django project in one module, run in a process of its own: settings can be set once in a process.
+"""A Django project in one module, run in a separate process: settings can be set once in a process.
 
 DJANGO_DB=URL python django_shop.py CHECK
 """

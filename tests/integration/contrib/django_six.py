@@ -29,7 +29,7 @@ class TaskResultStatus(Enum):
 
 @dataclass
 class TaskResult:
-    """What ``enqueue`` returns."""
+    """The result of ``enqueue``."""
 
     task: Any
     id: str
@@ -64,7 +64,7 @@ class Task:
 
     @property
     def module_path(self) -> str:
-        """Where the task is found."""
+        """The place of the task."""
         return f"shop_tasks.{self.func.__name__}"
 
     def using(self, *, run_after: Any) -> "Task":

@@ -56,7 +56,7 @@ def test_a_lost_connection_is_not_the_messages_fault(postgres_url: str) -> None:
 
 
 def test_the_backend_for_django_6_enqueues_in_the_transaction(tmp_path: Path) -> None:
-    """On Django 6, or on a stand-in for ``django.tasks``; see there for what that shows and what not."""
+    """On Django 6, or on a stand-in for ``django.tasks``; its docstring states what that shows."""
     check("tasks", str(tmp_path / "shop.db"), PROGRAM.with_name("django_six.py"))
 
 

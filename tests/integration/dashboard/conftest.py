@@ -38,7 +38,7 @@ FLAGS = [
 
 
 class Served:
-    """A dashboard that listens on loopback, in a thread with an event loop of its own."""
+    """A dashboard that listens on loopback, in a thread with a separate event loop."""
 
     def __init__(self, app: Dashboard, listener: Listener) -> None:
         self._server = make_server(app, listener)
@@ -147,7 +147,7 @@ async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def page(serve: Serve, context: BrowserContext) -> AsyncIterator[Page]:
-    """A page that fails its test at the end if its console had an error, or it asked another host."""
+    """A page that fails its test at the end if its console had an error, or it contacted another host."""
     problems: list[str] = []
     hosts: set[str] = set()
     made = await context.new_page()

@@ -1,4 +1,4 @@
-"""Bulk runs without a page: bounded by their start, confirmed once counted, found again however many came later."""
+"""Bulk runs without a page: bounded by their start, confirmed once counted, found after any number of later runs."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -31,7 +31,7 @@ async def create(runs: BulkRuns, **where: Any) -> BulkRun:
 async def test_a_run_leaves_alone_what_died_after_it_was_started(
     runs: BulkRuns, add_dead: AddDead, raw: RawRedis, where: dict[str, int]
 ) -> None:
-    """Else a message that dies of the replay is replayed without end, also where a later bound was asked for."""
+    """Otherwise a message that dies of the replay is replayed without end, even if a later bound was requested."""
     add_dead("orders", 2)
     await asyncio.sleep(0.005)  # the server's next millisecond
     run = await create(runs, **where)

@@ -1,4 +1,4 @@
-"""A bulk run is carried out once it is confirmed, and one that is cancelled leaves what it has not reached."""
+"""A bulk run is carried out once it is confirmed; a cancelled run leaves the dead letters that it has not reached."""
 
 import threading
 from typing import Any
@@ -20,7 +20,7 @@ DEAD = "{orders}:dead"
 
 
 async def start(client: Any, *, rate: str) -> tuple[str, dict[str, str]]:
-    """Ask for a run that discards all dead letters, and return its id and the fields of its forms."""
+    """Request a run that discards all dead letters, and return its id and the fields of its forms."""
     answer = await post(
         client, "/dead?stream=orders", "/dead/act", do="discard", scope="all", stream="orders", rate=rate
     )
@@ -78,7 +78,7 @@ async def test_a_run_confirmed_before_its_count_has_ended_is_carried_out(
 
 
 class Overtaken(BulkRuns):
-    """Runs whose state is changed by another process right after it was read."""
+    """Runs with a state that another process changes right after it was read."""
 
     def __init__(self, client: Any, cancels: BulkRuns) -> None:
         super().__init__(client, "slow")

@@ -1,4 +1,4 @@
-"""What a handler emits names its message as the cause, in a batch and in a plain engine too."""
+"""Messages that a handler emits name its message as the cause, also in a batch and in a plain engine."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A killed worker of any host is seen by its closed connections; one that connects again is not taken for dead."""
+"""A killed worker of any host is detected by its closed connections; a reconnected worker does not count as dead."""
 
 import asyncio
 import json
@@ -108,7 +108,7 @@ async def test_a_worker_that_connects_again_between_two_looks_is_alive(
 async def test_connections_of_another_process_of_the_server_prove_nothing(
     servers: Servers, raw: RawRedis, connect: Callable[[], redis_py.Redis]
 ) -> None:
-    """After a restart or a failover the ids are those of the server that was there before."""
+    """After a restart or a fail-over the ids belong to the previous server."""
     report(raw, closed_connection(raw, connect), server="0" * 40)
 
     assert (await judged(servers)).state is ConsumerState.LIVE
@@ -118,7 +118,7 @@ async def test_connections_of_another_process_of_the_server_prove_nothing(
 async def test_without_the_right_to_ask_the_liveness_key_decides(
     redis_url: str, raw: RawRedis, connect: Callable[[], redis_py.Redis], refused: str
 ) -> None:
-    """And the server is not asked again with each look: it records each refusal."""
+    """And the server is not queried again by each page: it records each refusal."""
     raw.acl_log_reset()
     raw.acl_setuser(
         "viewer",
@@ -154,7 +154,7 @@ def clients_of(raw: RawRedis) -> list[int] | None:
 
 
 def a_consumer(client: Any, handler: Any, monkeypatch: pytest.MonkeyPatch) -> Consumer:
-    """Return a worker that renews nothing by itself."""
+    """Return a worker that renews nothing."""
     monkeypatch.setattr("conquiet.runtime.heartbeat.RENEW_S", 3_600.0)
     return Consumer(
         streams=["orders"],
@@ -236,7 +236,7 @@ async def test_a_worker_killed_on_another_machine_turns_red(
 
     worker.send_signal(signal.SIGKILL)
     await asyncio.to_thread(worker.wait)
-    raw.set(key, token, px=3_600_000)  # it would expire in 15 s: what is seen is not that
+    raw.set(key, token, px=3_600_000)  # it would expire in 15 s, so another fact is seen
 
     await expect(row).to_have_attribute("data-state", "dead")
     await expect(row).to_contain_text("its connections are closed")

@@ -28,7 +28,7 @@ class CardDeclinedError(Exception):
 
 @pytest.fixture
 async def shop(redis_url: str, tmp_path: Path) -> AsyncIterator[tuple[Processor, str]]:
-    """A processor whose handler of ``paid`` fails once, then commits an effect, an outbox row and a message."""
+    """A processor with a handler of ``paid`` that fails once, then commits an effect, an outbox row and a message."""
     url = f"sqlite:///{tmp_path}/shop.db"
     engine = create_engine(url)
     create_tables(engine)

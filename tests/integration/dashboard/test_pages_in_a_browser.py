@@ -131,7 +131,7 @@ async def test_a_worker_killed_on_this_machine_turns_red_at_once(
     await expect(row).to_contain_text(str(worker.pid))
     name = await row.get_attribute("data-worker")
     key = liveness_key("orders", "processor", str(name))
-    raw.pexpire(key, 3_600_000)  # it would expire in 15 s: what is seen is not that
+    raw.pexpire(key, 3_600_000)  # it would expire in 15 s, so another fact is seen
 
     os.kill(worker.pid, signal.SIGKILL)
     worker.wait()
@@ -278,7 +278,7 @@ async def test_hostile_names_errors_and_payloads_stay_inert(
 
 
 async def test_hostile_groups_workers_and_records_stay_inert(page: Page, serve: Serve, raw: RawRedis) -> None:
-    """Whatever can write to Redis can write these."""
+    """Any client that can write to Redis can write these."""
     for evil in EVIL:
         facts = dict.fromkeys(("host", "version", "reason", "conquiet"), evil) | {"ready": False, "at_ms": 1}
         name = evil.replace("\x00", "")

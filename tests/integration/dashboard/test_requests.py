@@ -32,7 +32,7 @@ async def post(client: AsyncClient, page: str, path: str, **fields: str) -> Any:
 
 
 async def read_live(app: Dashboard, path: str, query: str) -> str:
-    """Return the first event of a live page: what its browser gets without asking again."""
+    """Return the first event of a live page: the browser gets it without a further request."""
     sent, is_over = bytearray(), asyncio.Event()
 
     async def receive() -> dict[str, Any]:

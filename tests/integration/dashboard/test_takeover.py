@@ -21,7 +21,7 @@ MESSAGES = 400
 
 @pytest.fixture
 def start_dashboard(redis_url: str) -> Iterator[Callable[[], "subprocess.Popen[bytes]"]]:
-    """``start_dashboard()``: ``conquiet dashboard`` as a process of its own. It takes over runs when it starts."""
+    """``start_dashboard()``: ``conquiet dashboard`` as a separate process. It takes over runs when it starts."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start() -> "subprocess.Popen[bytes]":

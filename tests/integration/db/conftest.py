@@ -1,7 +1,7 @@
 """Engines on real servers, once per server flavour and driver.
 
-PyMySQL is always there. mysqlclient takes part where it is installed, or where
-``CONQUIET_TEST_DB_DRIVERS=pymysql,mysqldb`` says that it has to be; the summary names the drivers.
+PyMySQL is always installed. mysqlclient is tested if it is installed, or if
+``CONQUIET_TEST_DB_DRIVERS=pymysql,mysqldb`` requires it; the summary names the drivers.
 """
 
 import os
@@ -72,9 +72,9 @@ def admin(db_url: str) -> Iterator[Connection]:
 
 @pytest.fixture
 def statements(engine: Engine, admin: Connection) -> Iterator[Callable[[], list[str]]]:
-    """``statements()``: what reached this test's database since the last call, in order.
+    """``statements()``: the statements that reached this test's database since the last call, in order.
 
-    Taken from the server's general log, so it is what was sent and not what we believe was sent.
+    Taken from the server's general log, so it holds what the server received.
     """
     own = admin.execute(text("SELECT CONNECTION_ID()")).scalar()
     admin.execute(text("SET GLOBAL log_output = 'TABLE'"))

@@ -22,7 +22,7 @@ def insert(id_value: int) -> DbOperation:
 
 @pytest.fixture
 def connected(admin: Connection, db_url: str) -> Callable[[], int]:
-    """How many connections to this test's database the server has."""
+    """Return the number of connections to this test's database."""
     counting = text("SELECT COUNT(*) FROM information_schema.processlist WHERE db = :db AND id <> CONNECTION_ID()")
     return lambda: admin.execute(counting, {"db": make_url(db_url).database}).scalar() or 0
 

@@ -1,4 +1,4 @@
-"""Which row is a duplicate, and which column is the id: on real servers."""
+"""Duplicate rows, and the column that is the id: on real servers."""
 
 import pytest
 from sqlalchemy import Engine, text
@@ -25,7 +25,7 @@ def emails(admin: Connection) -> list[str]:
 
 @pytest.mark.spec("CQ-005.10", "CQ-005.12")
 def test_a_duplicate_is_raised_if_the_id_was_not_written(engine: Engine, admin: Connection, people: str) -> None:
-    """The database makes the ids. Rows that have these by chance are not the rows asked for."""
+    """The database makes the ids. Rows that have these ids by chance are not the requested rows."""
     writer = DbWriter(engine, DbConfig(people))
 
     def new(id_value: int, email: str) -> DbOperation:

@@ -1,4 +1,4 @@
-"""The examples of docs/locking.md run as they stand."""
+"""The examples of docs/locking.md run unchanged."""
 
 import subprocess
 import sys

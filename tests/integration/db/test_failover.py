@@ -1,4 +1,4 @@
-"""A primary that becomes read-only: the error says so, and the connections that lead to it are given up."""
+"""A primary that becomes read-only: the error names it, and the connections to it are closed."""
 
 import gc
 from typing import Any

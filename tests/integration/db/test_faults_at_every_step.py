@@ -96,7 +96,7 @@ class Saboteur:
 
 @dataclass
 class WriteLog:
-    """What the writer said about each increment, to be compared with the table."""
+    """The writer's report about each increment, to be compared with the table."""
 
     acknowledged: int = 0
     unknown: int = 0
@@ -296,7 +296,7 @@ def test_a_lost_reply_to_a_statement_that_commits_itself_is_unknown(
 
     assert caught.value.completed == 0
     assert set(admin.execute(text("SELECT id FROM orders")).scalars()) == {0, 1, 2, 3}
-    assert writer.execute(insert[1]).duplicate  # asking again finds out
+    assert writer.execute(insert[1]).duplicate  # a second query finds out
 
 
 @pytest.mark.spec("QC-001.16", "QC-001.18", "CQ-003.4")

@@ -1,4 +1,4 @@
-"""An exception that a signal handler raises during a statement: the error, and what becomes of the connection."""
+"""An exception that a signal handler raises during a statement: the error, and the state of the connection."""
 
 import logging
 import signal
@@ -90,7 +90,7 @@ def test_an_insert_interrupted_by_a_time_limit_is_unknown(
     admin: Connection,
     listening: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
-    """The row will be there. And the reply to its INSERT must not be taken for that to the next statement."""
+    """The row will exist. And the reply to its INSERT must not be read as the reply to the next statement."""
     writer = DbWriter(slow, DbConfig("orders"))
     if listening:
         event.listen(slow, "before_cursor_execute", lambda *_: None)
@@ -135,9 +135,9 @@ def test_a_value_that_cannot_be_sent_is_failed_and_not_unknown(engine: Engine, a
 def test_a_time_limit_interrupts_the_wait_for_a_row(
     engine: Engine, admin: Connection, driver: str, strategy: LockStrategy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Releasing the advisory lock on a connection whose reply is still to come would wait for the row first.
+    """Releasing the advisory lock on a connection with an outstanding reply would wait for the row first.
 
-    mysqlclient waits in C, where no signal handler runs: there the limit strikes when the server has given up.
+    mysqlclient waits in C, where no signal handler runs: there the limit applies when the server has given up.
     """
     caplog.set_level(logging.WARNING, logger="conquiet")
     python_waits = driver == "pymysql"
@@ -178,7 +178,7 @@ def test_a_time_limit_inside_a_session_ends_it_and_its_connection(engine: Engine
 
 
 def test_an_advisory_lock_with_an_unread_reply_is_freed(engine: Engine) -> None:
-    """It may be ours by then; on a pooled connection it would block all others."""
+    """The lock may be acquired by then; on a pooled connection it would block all other writers."""
 
     def limit(_conn: Connection, _cursor: Any, statement: str, *_: Any) -> None:
         if "GET_LOCK" in statement:

@@ -26,6 +26,15 @@ def test_a_new_table_lock_timeout_replaces_the_connections_old_one(
     assert waits == ["3", "1"]
 
 
+def test_a_fraction_of_a_second_is_rounded_up_for_a_table_lock(
+    engine: Engine, statements: Callable[[], list[str]]
+) -> None:
+    """The servers reject a fraction."""
+    DbWriter(engine, DbConfig("orders"), LockStrategy.TABLE, lock_timeout_s=2.5).execute(UPDATE)
+
+    assert [sent.rpartition("= ")[2] for sent in statements() if "lock_wait_timeout" in sent] == ["3"]
+
+
 def test_an_assigned_advisory_lock_waits_as_long_as_it_says(engine: Engine, admin: Connection) -> None:
     writer = DbWriter(engine, DbConfig("orders"), LockStrategy.ADVISORY, lock_timeout_s=60)
     backend = MySQLAdvisoryLockBackend(lock_timeout=1, prefix="mine")

@@ -1,4 +1,4 @@
-"""Locks on real servers: what waits, what is raised, and that no lock stays behind."""
+"""Locks on real servers: waits, errors, and no lock that stays."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -107,7 +107,7 @@ def test_the_row_lock_lasts_until_the_transaction_ends(
     backend, impatient = MySQLRowLockBackend(), make_engine(str(engine.url), **IMPATIENT)
     with engine.connect() as first, impatient.connect() as second:
         backend.acquire(first, UPDATE)
-        backend.release(first, UPDATE)  # does nothing: the transaction goes on
+        backend.release(first, UPDATE)  # does nothing: the transaction continues
         with pytest.raises(LockTimeoutError, match="row lock on orders"):
             backend.acquire(second, UPDATE)
 
@@ -118,7 +118,7 @@ def test_the_row_lock_lasts_until_the_transaction_ends(
 
 @pytest.mark.spec("CQ-005.27")
 def test_a_missing_row_cannot_be_locked_and_the_backend_says_so(engine: Engine) -> None:
-    """The seed relies on a gap lock here. Both servers grant it twice, so it would exclude no one."""
+    """The seed relies on a gap lock here. Both servers grant it twice, so it would exclude no writer."""
     backend = MySQLRowLockBackend()
     with engine.connect() as first, engine.connect() as second:
         for conn in (first, second):  # the second does not wait for the first
@@ -200,8 +200,8 @@ def test_a_lock_timeout_is_both_kinds_of_error_counted_and_explained(
     assert 0.5 < error.waited_s < 10
     assert f"held by connection {thread}, root@" in str(error)
     assert error.holder is not None
-    assert writer.execute(UPDATE).rows == 1  # the connection came back whole
-    assert writer.execute(replace(UPDATE, id_value=404)).rows == 0  # no row is no failure to lock it
+    assert writer.execute(UPDATE).rows == 1  # the connection returned to the pool intact
+    assert writer.execute(replace(UPDATE, id_value=404)).rows == 0  # a missing row is not a failed lock
     assert writer.modify(1, lambda row: {"amount": row["amount"] + 1}).rows == 1
     assert sample("conquiet_db_lock_failures_total", strategy=strategy.value) == failures + 1
     assert sample("conquiet_db_lock_acquire_latency_seconds_count", strategy=strategy.value) == timed + 4
@@ -209,7 +209,7 @@ def test_a_lock_timeout_is_both_kinds_of_error_counted_and_explained(
 
 @pytest.mark.spec("CQ-005.23", "CQ-003.4", "CQ-005.46")
 def test_a_killed_wait_is_a_lock_failure_and_not_a_lock(engine: Engine, admin: Connection, row: int) -> None:
-    """MariaDB answers NULL, MySQL an error; neither is 1."""
+    """MariaDB replies NULL, MySQL an error; neither is 1."""
     writer = DbWriter(engine, DbConfig("orders"), LockStrategy.ADVISORY)
     errors: list[BaseException] = []
 
@@ -351,7 +351,7 @@ def test_a_row_lock_that_was_not_acquired_ends_the_session(engine: Engine, row: 
 
 @pytest.mark.spec("QC-001.20")
 def test_the_loser_of_a_deadlock_cannot_commit_its_second_half(engine: Engine, admin: Connection) -> None:
-    """The server has rolled the first half back. Going on would commit the rest alone."""
+    """The server has rolled the first half back. Continuing would commit the rest alone."""
     admin.execute(text("INSERT INTO orders (id) VALUES (1), (2)"))
     barrier = threading.Barrier(2, timeout=60)
     outcomes: list[str] = []

@@ -1,4 +1,4 @@
-"""The server dies in the middle of writes and comes back: nothing acknowledged is gone, and the next write works."""
+"""The server dies during writes and restarts: no confirmed write is lost, and the next write works."""
 
 import threading
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class Gate:
 
 @dataclass
 class Writers:
-    """One writer for each way to write, each on a table of its own, since TABLE keeps all others out."""
+    """One writer for each way to write, each on a separate table, because TABLE excludes all others."""
 
     engine: Engine
     listened: Engine
@@ -68,7 +68,7 @@ class Writers:
 
         monkeypatch.setattr(statement_execution, "_send", watched_send)
         monkeypatch.setattr(Checkout, "commit", watched_commit)
-        # A listener would make the DbWriters send their statements in another way, so OCC has an engine of its own.
+        # A listener would make the DbWriters send their statements in another way, so OCC has a separate engine.
         event.listen(self.listened, "before_cursor_execute", lambda *args: self._on(args[2], "after lock"))
         event.listen(self.listened, "after_cursor_execute", lambda *args: self._on(args[2], "after statement"))
 
@@ -107,7 +107,7 @@ def test_a_server_that_restarts_in_the_middle(
     private_mysql: Callable[..., MySQLServer],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Under every strategy at once, with the driver under test: a restart is dear."""
+    """All strategies concurrently, with the driver under test: a restart takes long."""
     server = private_mysql()
     writers = Writers(make_engine(server.url, pool_size=len(WAYS)), make_engine(server.url))
     with writers.engine.begin() as conn:
@@ -127,8 +127,8 @@ def test_a_server_that_restarts_in_the_middle(
             outcomes[step] = {way: write.result() for way, write in writes.items()}
         server.restart()
         writers.gate = Gate("nowhere")
-        # No lock is in the way of the next one. A connection that died in the pool, after its last reply, is found
-        # out by the one write that meets it first; the others are let go of with it.
+        # No lock blocks the next writer. A connection that died in the pool after its last reply is detected by the
+        # first write on it; the other connections are closed with it.
         failed = [way for way in WAYS if writers.write(way) == "failed"]
         assert len(failed) <= (step == "after commit"), failed
         assert all(writers.write(way) == "acknowledged" for way in failed)
@@ -138,7 +138,7 @@ def test_a_server_that_restarts_in_the_middle(
         "after statement": dict.fromkeys(WAYS, "unknown"),  # from here a COMMIT without a reply
         "after commit": dict.fromkeys(WAYS, "acknowledged"),
     }
-    # What was unknown was not there: the server was dead before the commit reached it.
+    # Unknown commits did not happen: the server was dead before the COMMIT reached it.
     assert writers.counters() == dict.fromkeys(WAYS, 3 + 1)
 
 
@@ -150,7 +150,7 @@ def connection_ids(admin: Connection) -> set[int]:
 def test_a_dead_idle_connection_fails_one_write_without_pool_pre_ping(
     make_engine: Callable[..., Engine], engine: Engine, admin: Connection, options: dict[str, Any], failures: int
 ) -> None:
-    """The writer's own pool is made like the engine's: what was asked of that one holds for it."""
+    """The writer's pool is made like the engine's: settings of the engine hold for it."""
     mine = make_engine(str(engine.url), **options)
     writer = DbWriter(mine, DbConfig("orders"), LockStrategy.ROW)
     known = connection_ids(admin)

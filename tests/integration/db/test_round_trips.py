@@ -1,4 +1,4 @@
-"""What is sent to the server, statement by statement, as its own log has it."""
+"""The statements that are sent to the server, as its own log shows them."""
 
 import re
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def shapes(sent: list[str]) -> list[str]:
 
 
 def ready(engine: Engine, strategy: LockStrategy, statements: Statements, op_type: DbOperationType) -> DbWriter:
-    """A writer whose connection is open and in the right mode already."""
+    """A writer with an open connection in the right mode."""
     writer = DbWriter(engine, DbConfig("orders"), strategy)
     writer.execute(DbOperation("orders", DbOperationType.INSERT, 1, {"id": 1}))
     if op_type is DbOperationType.UPDATE:
@@ -150,7 +150,7 @@ def test_modify_reads_after_the_lock_and_no_statement_more(
 
 
 def test_an_update_under_an_advisory_lock_keeps_the_connections_mode(engine: Engine, statements: Statements) -> None:
-    """In either mode it commits before it releases; switching would cost the trip that is to be saved."""
+    """In either mode it commits before it releases; switching would cost the round trip that it saves."""
     writer = ready(engine, LockStrategy.ADVISORY, statements, DbOperationType.INSERT)
 
     writer.execute(DbOperation("orders", DbOperationType.UPDATE, 1, {"amount": 5}))

@@ -42,7 +42,7 @@ def test_modify_reads_the_newest_state_in_an_older_transaction(
 
 @pytest.mark.spec("CQ-005.16")
 def test_modify_loses_nothing_where_one_row_has_two_lock_names(engine: Engine, admin: Connection) -> None:
-    """Which spellings are one id is the collation's business. Here it takes an ß for one s, and the names do not."""
+    """The collation decides which spellings are one id. Here it equates ß and one s, and the lock names do not."""
     one, other = "straße", "strase"
     assert canonical_id(one) != canonical_id(other)
     admin.execute(

@@ -43,7 +43,7 @@ def test_a_fraction_of_a_second_is_waited_for(engine: Engine, admin: Connection)
 
 
 def test_a_deadlock_of_advisory_locks_lets_no_second_half_through(engine: Engine, admin: Connection) -> None:
-    """The loser gets an error and can only roll back; the winner completes. On MySQL both may lose at once."""
+    """The loser gets an error and can only roll back; the winner completes. On MySQL both may lose."""
     both = threading.Barrier(2)
     met: dict[int, list[type[ConquietError]]] = {10: [], 20: []}
 

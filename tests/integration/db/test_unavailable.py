@@ -1,4 +1,4 @@
-"""A database that is away, read-only or without a free connection: said as such, and the work is not to blame."""
+"""A database that is unreachable, read-only or without a free connection: reported, and no attempt is charged."""
 
 import logging
 import threading
@@ -119,7 +119,7 @@ def test_a_server_that_dies_inside_a_session_is_unavailable_before_the_commit(
         server.kill()
         with pytest.raises(DatabaseUnavailableError):
             session.execute(INSERT, {"id": 2})
-        session.execute(INSERT, {"id": 3})  # the caller went on: what leaves the block is still the outage
+        session.execute(INSERT, {"id": 3})  # the caller continued: the block still raises the outage
 
     assert isinstance(caught.value, InfrastructureError)
 
@@ -302,7 +302,7 @@ def succeed_while_another_error_is_handled(engine: Engine) -> None:
 
 
 class CustomerInterrupt(BaseException):
-    """As a task runner's hard limit: the connection is closed at once."""
+    """Like the hard limit of a task runner: the connection is closed immediately."""
 
 
 def break_off_modify(engine: Engine) -> None:
@@ -324,7 +324,7 @@ def test_a_connection_lost_on_return_logs_nothing_of_the_handlers_error(
     caplog: pytest.LogCaptureFixture,
     fail: Callable[[Engine], None],
 ) -> None:
-    """It dies between our ROLLBACK or COMMIT and the pool's own ROLLBACK, whose failure the pool logs."""
+    """It dies between conquiet's ROLLBACK or COMMIT and the pool's ROLLBACK; the pool logs its failure."""
     caplog.set_level(logging.DEBUG)
     proxy = fault_proxy(db_url)
     far = make_engine(proxy.url_for(db_url), **PLAINTEXT[driver])

@@ -1,4 +1,4 @@
-"""DbWriter on real servers: what is in the table afterwards, and what the errors say."""
+"""DbWriter on real servers: the table afterwards, and the errors."""
 
 import logging
 import multiprocessing
@@ -66,7 +66,7 @@ def test_a_duplicate_of_another_unique_key_is_raised_in_batches_too(engine: Engi
             attempt()
         assert (caught.value.errno, caught.value.table, caught.value.operation) == (1062, "orders", "insert")
         assert CANARY not in f"{caught.value} {caught.value!r}"
-        assert CANARY in str(caught.value.__cause__)  # the driver quotes it: that is why it is the cause only
+        assert CANARY in str(caught.value.__cause__)  # the driver quotes it, so it is the cause only
     assert set(amounts(admin)) == {1}
 
 
@@ -102,7 +102,7 @@ HOSTILE = """'; DROP TABLE orders; -- " \\' %s %(p0)s :p0 {0} \\"""
 def test_no_value_becomes_a_part_of_a_statement(
     engine: Engine, admin: Connection, strategy: LockStrategy, *, traced: bool
 ) -> None:
-    """Values, ids and the values of a batch: each comes back as it was, and changes nothing else."""
+    """Values, ids and the values of a batch: each is read as it was written, and changes nothing else."""
     admin.execute(text("CREATE TABLE notes (id VARCHAR(200) PRIMARY KEY, body VARCHAR(200), n INT)"))
     if traced:
         event.listen(engine, "before_cursor_execute", lambda *_: None)
@@ -156,7 +156,7 @@ def test_every_strategy_updates_modifies_and_finds_no_row(
     with pytest.raises(ZeroDivisionError):
         writer.modify(2, lambda row: {"amount": row["amount"] // 0})
 
-    admin.execute(text("SELECT id FROM orders FOR UPDATE NOWAIT"))  # what was given up keeps no lock
+    admin.execute(text("SELECT id FROM orders FOR UPDATE NOWAIT"))  # the closed connection keeps no lock
     assert amounts(admin) == {1: 11, 2: 2}
     assert caplog.messages == []  # no lock was released that was not held
 
@@ -210,7 +210,7 @@ def test_threads_may_share_a_writer(make_engine: Callable[..., Engine], engine: 
 
 
 def test_a_forked_child_opens_connections_of_its_own(engine: Engine, admin: Connection) -> None:
-    """Two processes that talk over one socket read each other's answers."""
+    """Two processes that share one socket read each other's replies."""
     writer = DbWriter(engine, DbConfig("orders"), LockStrategy.ROW)
     writer.execute(insert(1))
 

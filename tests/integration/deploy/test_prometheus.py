@@ -125,7 +125,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 class OwnSeries(Collector):
-    """The series of this test: those of all earlier tests of the process would take longer than a scrape may."""
+    """The series of this test: the series of all earlier tests of the process would take longer than a scrape may."""
 
     def collect(self) -> Iterator[Metric]:
         for metric in REGISTRY.collect():
@@ -163,7 +163,7 @@ async def make_trouble(client: Any, stream: str, engine: Engine, amqp_url: str) 
 
 
 async def _lose_claim_and_release(client: Any, stream: str) -> None:
-    """A dead letter; a message whose lease is lost, and which is claimed back; one released while a server is away."""
+    """A dead letter; a message that lost its lease and is claimed back; a message released during an outage."""
     runtime = RuntimeSettings(claim_idle_ms=1_000, outage=Backoff(base_s=0.05, cap_s=0.1))
     processor = Processor(client, [stream], group="shop", concurrency=1, runtime=runtime)
 

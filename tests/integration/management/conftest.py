@@ -21,7 +21,7 @@ def server(client: Redis) -> Iterator[RedisAdmin]:
 
 
 class NewerServer(RedisAdmin):
-    """The Redis of the test, taken for one that counts attempted reads: what is idle there is proved dead."""
+    """The Redis of the test, treated as a server that counts attempted reads: an idle consumer there is proved dead."""
 
     def info(self, *sections: str) -> dict[str, str]:
         return super().info(*sections) | {"redis_version": "7.2.0"}

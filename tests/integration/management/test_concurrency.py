@@ -1,4 +1,4 @@
-"""``conquiet worker --concurrency`` takes effect on a worker that is built already, whichever kind it is."""
+"""``conquiet worker --concurrency`` takes effect on a worker of any kind that is already built."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ ACTION = {"schema": "proca:action:2", "actionId": 1, "contact": {}, "action": {}
 
 
 class Meeting:
-    """Handlers that wait for each other: it takes place only if all are at work at once."""
+    """Handlers that wait for each other: they meet only if all run concurrently."""
 
     def __init__(self) -> None:
         self._barrier = asyncio.Barrier(TOGETHER)

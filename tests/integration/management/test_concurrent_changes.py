@@ -1,4 +1,4 @@
-"""What other processes do between two steps of an operator's command."""
+"""Changes by other processes between two steps of an operator's command."""
 
 from collections.abc import Callable
 from typing import Any

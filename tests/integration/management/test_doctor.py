@@ -1,4 +1,4 @@
-"""The doctor finds each fault that was planted, and says nothing about a healthy set-up."""
+"""The doctor finds each planted fault, and reports nothing about a healthy set-up."""
 
 import re
 import threading
@@ -102,7 +102,7 @@ def test_trouble_in_streams_is_found(durable: tuple[RedisAdmin, Redis]) -> None:
 
 
 def test_entries_left_pending_under_a_live_consumer_are_found(durable: tuple[RedisAdmin, Redis]) -> None:
-    """It reads on under the same name and is alive; what failed is not read again."""
+    """It continues to read under the same name and is alive; failed entries are not read again."""
     server, client = durable
     client.xgroup_create("orders", "billing", mkstream=True)
     ids: list[Any] = [client.xadd("orders", {"data": "{}"}) for _ in range(4)]
@@ -136,7 +136,7 @@ def lag(found: list[Finding]) -> list[tuple[Severity, str]]:
 
 
 def test_work_that_the_server_has_lost_count_of_is_found(durable: tuple[RedisAdmin, Redis]) -> None:
-    """After an XDEL in the middle Redis says no lag at all; the entries wait all the same."""
+    """After an XDEL in the middle Redis reports no lag, although entries wait."""
     server, client = durable
     ids = [client.xadd("orders", {"data": "{}"}) for _ in range(600)]
     client.xgroup_create("orders", "billing", "0")
@@ -196,12 +196,12 @@ OF_TABLES = {"mysql.engine", "mysql.tables", "mysql.indexes"}
 
 
 def beyond_speed(found: list[Finding]) -> set[str]:
-    """The private server gives up durability for speed, and the doctor is right to say so. That aside."""
+    """The private server trades durability for speed, and the doctor reports that correctly. It is ignored here."""
     return serious(found) - {"mysql.durability"}
 
 
 def test_a_healthy_database_is_fine(private_mysql: Callable[..., MySQLServer]) -> None:
-    """On a server of its own: on the shared one other tests leave waits, old transactions and a peak of connections."""
+    """On a separate server: on the shared one other tests leave waits, old transactions and a peak of connections."""
     healthy = create_engine(private_mysql().create_database("healthy"))
     create_tables(healthy)
 

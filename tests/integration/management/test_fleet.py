@@ -6,6 +6,7 @@ from redis import Redis
 
 from conquiet.management.dead_letter_pages import stream_of_token, stream_token
 from conquiet.management.fleet import StreamDirectory, flow, read_fleet
+from conquiet.management.overview import describe_stream
 from conquiet.management.redis_admin import RedisAdmin
 
 
@@ -26,6 +27,21 @@ def test_a_stream_is_described_as_the_server_has_it(client: Redis, server: Redis
     assert found.oldest_age_s is not None
     (group,) = found.groups
     assert (group.name, group.consumers) == ("billing", 1)
+
+
+def test_the_lag_is_never_above_the_length_of_the_stream(client: Redis, server: RedisAdmin) -> None:
+    """The server goes on counting entries that were trimmed before a group has read them."""
+    client.xgroup_create("orders", "billing", "0", mkstream=True)
+    for _ in range(10):
+        client.xadd("orders", {"data": "{}"})
+    client.xreadgroup("billing", "ann", {"orders": ">"}, count=1)
+    client.xtrim("orders", maxlen=3, approximate=False)
+
+    (found,) = read_fleet(server, [b"orders"])
+    described = describe_stream(server, "orders")
+
+    assert found.lag == 3
+    assert described.groups[0].lag == 3
 
 
 def test_rates_come_from_two_readings(client: Redis, server: RedisAdmin) -> None:

@@ -1,4 +1,4 @@
-"""All jobs that match a filter are changed in steps, and a run that was killed goes on where it ended."""
+"""All jobs that match a filter are changed in steps, and a killed run continues where it ended."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -99,7 +99,7 @@ async def _all(jobs: JobAdmin, phase: str) -> AsyncIterator[Any]:
 async def test_parked_jobs_are_cancelled_however_far_back_they_are(
     aio: redis.asyncio.Redis, jobs: JobAdmin, stream: str
 ) -> None:
-    """More messages that are not meant than one page reads stand before them."""
+    """More messages that do not match than one page reads are before them."""
     emitter, keys = Emitter(aio, stream), keys_of(stream)
     await emitter.emit_many([NewMessage("pay", id=f"old-{n}") for n in range(2_100)])
     await emitter.emit_many([NewMessage("pay", id=f"new-{n}") for n in range(150)])

@@ -1,4 +1,4 @@
-"""A job with a key that an operator removes lets the next of its key go on."""
+"""If an operator removes a job with a key, the next job of the key continues."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from conquiet.testing import wait_until_async
 
 
 class Place:
-    """A processor whose handler keeps what it has run, and the operator's view of its stream."""
+    """A processor with a handler that records its runs, and the operator's view of its stream."""
 
     def __init__(self, client: redis.asyncio.Redis, stream: str) -> None:
         self.processor = Processor(client, [stream], concurrency=4, settings=ProcessorSettings(refresh_s=0.1))

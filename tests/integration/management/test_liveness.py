@@ -78,7 +78,7 @@ def consumer_state(server: RedisAdmin, stream: str, alive_s: float) -> str:
 def test_a_live_worker_on_a_quiet_stream_is_not_removed(
     worker: str, request: pytest.FixtureRequest, client: Redis, server: RedisAdmin
 ) -> None:
-    """Before Redis 7.2 its idle time grows as that of a dead one does."""
+    """Before Redis 7.2 its idle time grows like a dead consumer's."""
     stream: str = request.getfixturevalue(worker)
     client.xadd(stream, {"data": "{}"})  # makes the consumer known to the server
     wait_until(lambda: names(server, stream) == ["alice"])
@@ -134,7 +134,7 @@ def test_the_key_of_another_consumer_proves_nothing(client: Redis, newer: RedisA
 def test_a_server_that_counts_no_attempts_needs_force(
     client: Redis, server: RedisAdmin, newer: RedisAdmin, abandoned: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conquiet.management.liveness.COUNTS_ATTEMPTS_SINCE", (999, 0))
+    monkeypatch.setattr("conquiet.redis_transport.replies.COUNTS_ATTEMPTS_SINCE", (999, 0))
 
     with pytest.raises(OperatorError, match=r"before Redis 7\.2 .* make sure that it is stopped, then give --force"):
         remove_consumer(server, abandoned, "billing", "alice", new_owner="bob", min_idle_s=BRIEF_S)
@@ -183,7 +183,7 @@ def test_dead_owners_are_only_those_that_are_proved_dead(
     dead_owners = PendingFilter(dead_owners_only=True)
     assert len(list_pending(newer, abandoned, "billing", dead_owners, alive_s=BRIEF_S)) == 3
 
-    monkeypatch.setattr("conquiet.management.liveness.COUNTS_ATTEMPTS_SINCE", (999, 0))
+    monkeypatch.setattr("conquiet.redis_transport.replies.COUNTS_ATTEMPTS_SINCE", (999, 0))
     monkeypatch.setattr("conquiet.management.pending.ALIVE_S", BRIEF_S)
 
     assert list_pending(server, abandoned, "billing", dead_owners, alive_s=BRIEF_S) == []
@@ -206,7 +206,7 @@ def test_the_doctor_calls_nothing_dead_that_is_not_proved(
         f"1 dead consumers of '{abandoned}', group 'billing', hold 3 entries",
         f"group 'billing' of '{abandoned}' has 3 entries to do and no live consumer",
     ]
-    monkeypatch.setattr("conquiet.management.liveness.COUNTS_ATTEMPTS_SINCE", (999, 0))
+    monkeypatch.setattr("conquiet.redis_transport.replies.COUNTS_ATTEMPTS_SINCE", (999, 0))
     assert said(server) == [
         f"1 consumers of '{abandoned}', group 'billing', hold 3 entries and may be dead",
         f"group 'billing' of '{abandoned}' has 3 entries to do and no consumer that is known to be alive",

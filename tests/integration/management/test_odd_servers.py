@@ -1,4 +1,4 @@
-"""Names that are not UTF-8, foreign keys beside a stream, users with few rights: nothing of it hides a stream."""
+"""Names that are not UTF-8, foreign keys near a stream, users with few rights: none of it hides a stream."""
 
 from collections.abc import Callable, Iterator
 
@@ -104,7 +104,7 @@ def test_names_that_are_not_utf_8_are_described_and_shown_escaped(
     assert (found.streams[0].delayed, found.streams[0].paused) == (1, ("\\xff",))
     assert "raw_key" not in str(found.as_dict())
     with pytest.raises(NoSuchStreamError, match="has no consumer group"):
-        require_group(describe_stream(server, odd), "g\\xe9")  # how it is shown is not its name
+        require_group(describe_stream(server, odd), "g\\xe9")  # the shown text is not its name
 
 
 def test_the_doctor_examines_names_that_are_not_utf_8(server: RedisAdmin, client: Redis, key_prefix: str) -> None:

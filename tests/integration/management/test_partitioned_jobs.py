@@ -1,4 +1,4 @@
-"""The jobs and keys of a partitioned stream are seen and changed as those of one stream."""
+"""The jobs and keys of a partitioned stream are shown and changed like the jobs of one stream."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,4 @@
-"""A reclaim takes what was seen, as it was seen, and nothing beside it."""
+"""A reclaim takes the entries that were listed, in their listed state, and no others."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What an operator sees and does on a real server."""
+"""Views and changes of an operator on a real server."""
 
 from collections.abc import Callable
 from typing import Any

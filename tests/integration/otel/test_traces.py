@@ -57,7 +57,7 @@ asyncio.run(processor.run())
 
 
 class Traces:
-    """What was exported."""
+    """The exported spans."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()

@@ -40,7 +40,7 @@ def engine(make_engine: MakeEngine, postgres_url: str) -> Engine:
 
 @pytest.fixture
 def count(engine: Engine) -> Callable[[], int]:
-    """Count the rows of ``orders``, on a connection of its own."""
+    """Count the rows of ``orders``, on a separate connection."""
 
     def rows() -> int:
         with engine.connect() as connection:

@@ -26,7 +26,7 @@ def driver(request: pytest.FixtureRequest) -> str:
 async def far(
     engine: Engine, postgres_url: str, driver: str, fault_proxy: Callable[[str], FaultProxy]
 ) -> AsyncIterator[tuple[AsyncEngine, FaultProxy]]:
-    """An engine whose connections lead through a proxy."""
+    """An engine with connections through a proxy."""
     proxy = fault_proxy(postgres_url)
     made = create_async_engine(proxy.url_for(postgres_url).replace("psycopg", driver))
     yield made, proxy

@@ -59,7 +59,7 @@ def effects(engine: Engine) -> Callable[[], dict[str, int]]:
 
 
 def at_the_server(engine: Engine) -> tuple[int, int]:
-    """Return the connections to this test's database, beside our own, and how many are in a transaction."""
+    """Return the other connections to this test's database, and how many are in a transaction."""
     with engine.connect() as connection:
         row = connection.execute(
             text(

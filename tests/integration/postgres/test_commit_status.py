@@ -1,4 +1,4 @@
-"""What the server answers about a transaction whose COMMIT was not answered."""
+"""The server's reports about transactions that lost the reply to COMMIT."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +40,7 @@ def test_a_transaction_that_wrote_nothing_has_no_id(engine: Engine) -> None:
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
 async def test_a_failed_transaction_is_recognised_with_each_driver(postgres_url: str, driver: str) -> None:
-    """With asyncpg it is not known what state the connection is in: the server is asked."""
+    """With asyncpg the state of the connection is not known: the server is queried."""
     from sqlalchemy.exc import DBAPIError
     from sqlalchemy.ext.asyncio import create_async_engine
 

@@ -1,4 +1,4 @@
-"""Inbox, outbox and relay on PostgreSQL: who waits, what is woken, what it costs."""
+"""Inbox, outbox and relay on PostgreSQL: waits, notifications, and costs."""
 
 import re
 import threading
@@ -177,7 +177,7 @@ def test_the_inbox_and_the_outbox_cost_one_statement_each(private_postgres: Call
     def enter_it(message: QueueMessage) -> Callable[[DbSession], object]:
         return lambda session: Inbox().once(session, message).__enter__()
 
-    cost(lambda session: session.execute("SELECT 1"))  # the first use of a connection says more
+    cost(lambda session: session.execute("SELECT 1"))  # the first use of a connection sends more
     assert cost(lambda session: session.execute("SELECT 1")) == 4  # BEGIN, the statement, the transaction's id, COMMIT
     one, other = a_message("1-0", b"1"), a_message("1-0", b"2")
 
@@ -188,7 +188,7 @@ def test_the_inbox_and_the_outbox_cost_one_statement_each(private_postgres: Call
 
 
 def test_the_inbox_row_returns_the_id_of_its_transaction(engine: Engine) -> None:
-    """The id that a lost reply to COMMIT is resolved with: the one that the server would name."""
+    """The id that resolves a lost reply to COMMIT: the same that the server would report."""
     found = []
     for number in range(2):
         with DbSession(engine) as session:
@@ -204,7 +204,7 @@ def test_the_inbox_row_returns_the_id_of_its_transaction(engine: Engine) -> None
 
 
 def test_a_transaction_that_fails_after_its_inbox_row_is_not_committed(engine: Engine) -> None:
-    """COMMIT would roll back without an error. The id is known, and must not be taken for a sign of health."""
+    """COMMIT would roll back without an error. The id is known, and does not prove a healthy transaction."""
     with engine.connect() as connection:
         connection.begin()
         Inbox().once(connection, MESSAGE).__enter__()
@@ -344,7 +344,7 @@ def test_an_older_row_committed_after_the_lock_holds_its_key_back(
 def test_a_relay_reads_committed_whatever_the_engines_level(
     engine: Engine, make_engine: MakeEngine, postgres_url: str, target: Recording
 ) -> None:
-    """A scan at SERIALIZABLE would fail whenever an application writes beside it."""
+    """A scan at SERIALIZABLE would fail whenever an application writes concurrently."""
     strict = make_engine(postgres_url, isolation_level="SERIALIZABLE")
     with OutboxRelay(strict, {"ledger": target}) as relay, DbSession(relay._engine) as session:
         assert session.execute_scalar("SHOW transaction_isolation") == "read committed"
@@ -424,7 +424,7 @@ def test_a_listener_without_a_connection_polls_until_it_listens_again(
 
 
 def test_rows_that_wait_for_an_unserved_target_are_found_by_index(engine: Engine, target: Recording) -> None:
-    """The relay looks for them twice a minute. That must not read every row that waits."""
+    """The relay searches for them twice a minute. That must not read every waiting row."""
     with DbSession(engine) as session:
         for number in range(600):
             Outbox().add(session, "ledger" if number % 2 else "leger", {"n": number}, key=str(number % 7))

@@ -30,7 +30,10 @@ MakeEngine = Callable[..., Engine]
 
 
 def waiting(engine: Engine) -> int:
-    """How many transactions wait for another one. In a transaction of its own: it would see one state throughout."""
+    """Return how many transactions wait for another.
+
+    A separate transaction each time: one would see one state throughout.
+    """
     with engine.connect() as connection:
         return int(
             connection.execute(
@@ -59,7 +62,7 @@ def test_a_block_is_one_transaction(engine: Engine, count: Count) -> None:
 # ------------------------------------------------------------------ errors
 @pytest.mark.spec("QC-001.16", "QC-001.20")
 def test_an_error_that_was_caught_still_stops_the_commit(engine: Engine, count: Count) -> None:
-    """PostgreSQL answers COMMIT after a failed statement with ROLLBACK, and without an error."""
+    """PostgreSQL replies to COMMIT after a failed statement with ROLLBACK, and without an error."""
     with pytest.raises(DbWriteError) as caught, DbSession(engine) as session:  # noqa: PT012 - one transaction
         session.execute(INSERT, {"id": 1})
         with pytest.raises(DbWriteError):
@@ -310,7 +313,7 @@ def test_an_idempotent_insert_keeps_the_transaction_usable(
         insert_idempotent(session, "orders", 4, {"email": "a@b"})
     said = [record.getMessage() for record in caplog.records]
     assert [line[:27] for line in said] == ["duplicate insert suppressed"]
-    # Committed: one row and one duplicate (public.orders has a label of its own). Then one rolled back, one refused.
+    # Committed: one row and one duplicate (public.orders has a separate label). Then one rolled back, one refused.
     assert tuple(now - then for now, then in zip(counted(), before, strict=True)) == (2, 2, 4, 1)
 
 
@@ -336,12 +339,12 @@ def test_an_optimistic_update_meets_a_stale_version(engine: Engine) -> None:
         occ_update(session, "orders", 1, {"amount": 7}, expected_version=1)
 
 
-# ------------------------------------------------------------------ COMMIT whose reply is lost
+# ------------------------------------------------------------------ COMMIT with a lost reply
 @pytest.fixture
 def far(
     engine: Engine, make_engine: MakeEngine, postgres_url: str, fault_proxy: Callable[[str], FaultProxy]
 ) -> tuple[Engine, FaultProxy]:
-    """An engine whose connections lead through a proxy."""
+    """An engine with connections through a proxy."""
     proxy = fault_proxy(postgres_url)
     return make_engine(proxy.url_for(postgres_url)), proxy
 

@@ -27,7 +27,7 @@ def stream(keys: Keys) -> str:
 
 @pytest.fixture
 async def client(redis_url: str) -> AsyncIterator[RawAsyncRedis]:
-    """What the test looks at the server with; its replies are the same with every redis-py."""
+    """The client that the test inspects the server with; its replies are the same with every redis-py."""
     own = RawAsyncRedis.from_url(redis_url, protocol=2)
     yield own
     await own.aclose()
@@ -69,7 +69,7 @@ async def make_processor(client: RawAsyncRedis, stream: str) -> AsyncIterator[Ma
 
 
 class Place:
-    """What is on the server, read without the code under test."""
+    """The state of the server, read without the code under test."""
 
     def __init__(self, client: RawAsyncRedis, keys: Keys) -> None:
         self.client = client

@@ -1,4 +1,4 @@
-"""A cancellation of a call is never swallowed, at whatever turn of the event loop it comes."""
+"""A cancellation of a call is never swallowed, at any iteration of the event loop."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -22,7 +22,7 @@ async def test_a_cancelled_call_ends_at_whatever_turn_of_the_loop(
     call: str,
     turns_that_swallow_a_cancellation: Callable[[Call], Awaitable[list[int]]],
 ) -> None:
-    """redis-py and Python 3.11 swallow it in one turn out of a few: the task would go on with its next call."""
+    """redis-py and Python 3.11 swallow it in one iteration out of a few: the task would continue with its next call."""
     own = clone_async(client)
     emitter, letters = Emitter(own, stream), DeadLetters(own, stream)
     await emitter.emit("warm.up")

@@ -297,7 +297,7 @@ async def test_a_rate_is_kept_by_waiting(make_processor: Callable[..., Processor
 
     await letters.replay(DeadFilter(), rate_per_s=10)
 
-    assert loop.time() - began >= 0.45  # the first at once, the sixth after half a second
+    assert loop.time() - began >= 0.45  # the first immediately, the sixth after half a second
 
 
 async def test_discarded_ones_are_gone(make_processor: Callable[..., Processor], place: Place) -> None:
@@ -381,7 +381,7 @@ async def test_foreign_dead_letters_are_listed_and_can_be_discarded(
 async def _dead(
     make_processor: Callable[..., Processor], place: Place, count: int, *, prefix: str = "m", **settings: Any
 ) -> DeadLetters:
-    """Let so many messages die, half of each kind."""
+    """Dead-letter this many messages, half of each kind."""
     processor = make_processor(concurrency=20, **settings)
     processor.handler("even")(_raising(KeyError("x")))
     processor.handler("odd")(_raising(ValueError("x")))

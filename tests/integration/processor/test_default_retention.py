@@ -189,7 +189,7 @@ async def test_an_entry_goes_only_when_every_group_has_acknowledged_it(
         await processor.emit_many([NewMessage("pay", id=f"m{n}") for n in range(300)])
         await wait_until_async(lambda: len(seen) == 300)
         (_, entries), *_ = await client.xreadgroup("audit", "one", {stream: ">"}, count=150)
-        # Reading half of them is the proof that a pass has looked at the rest: those that were read go, no other does.
+        # Reading half of them proves that a pass has checked the rest: the read ones are removed, no other is.
         held, *done = [entry_id for entry_id, _ in entries]
         await client.xack(stream, "audit", *done[:-1])
 

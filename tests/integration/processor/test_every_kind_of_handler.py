@@ -1,4 +1,4 @@
-"""Rules of the policy layer, asked of every kind of handler: awaited, in a thread, and both with batches."""
+"""Rules of the policy layer, checked for every kind of handler: awaited, in a thread, and both with batches."""
 
 import contextlib
 import json
@@ -96,7 +96,7 @@ async def test_every_kind_of_handler_without_attempts_left_dead_letters_with_the
 async def test_no_kind_of_handler_gets_a_message_before_its_time(
     make_processor: Callable[..., Processor], client: RawAsyncRedis, stream: str
 ) -> None:
-    """All kinds at once, each with a stream of its own: the wait is long against any stall on the message's way."""
+    """All kinds concurrently, each with a separate stream: the wait is longer than any delay of a message."""
     calls: dict[str, list[float]] = {kind: [] for kind in KINDS}
     streams = {kind: f"{stream}-{kind.replace(' ', '-')}" for kind in KINDS}
     async with contextlib.AsyncExitStack() as stack:

@@ -1,4 +1,7 @@
-"""Failed attempts are freed at once, without the garbage collector. See tests/integration/runtime/test_garbage.py."""
+"""Failed attempts are freed immediately, without the garbage collector.
+
+See tests/integration/runtime/test_garbage.py.
+"""
 
 import gc
 import weakref

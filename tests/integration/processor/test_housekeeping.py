@@ -1,4 +1,4 @@
-"""A processor keeps its streams short and its group free of dead names, without being asked."""
+"""A processor keeps its streams short and its group free of dead names by default."""
 
 import asyncio
 import logging
@@ -147,7 +147,7 @@ async def test_names_at_the_end_are_the_live_workers(
 
 @pytest.mark.timeout(600 + SOAK // 500)
 async def test_a_stream_under_traffic_stays_short_beside_a_slow_group(client: RawAsyncRedis, stream: str) -> None:
-    """What both groups are done with is never more than one second of traffic, and the slow group gets everything."""
+    """Entries that both groups have handled stay for one second of traffic at most; the slow group gets everything."""
     seen: list[int] = []
     read_slow, last_slow = 0, (0, 0)
     done_and_kept: list[int] = []

@@ -1,4 +1,4 @@
-"""A server that a handler needs is away, or ours is: the message is not at fault, and the error says what happened."""
+"""A server is unavailable, the handler's or conquiet's: no message is charged, and the error names the cause."""
 
 import asyncio
 import threading
@@ -35,7 +35,7 @@ SOON = RuntimeSettings(
 async def test_an_infrastructure_fault_costs_no_attempt_and_no_message(
     make_processor: Callable[..., Processor], place: Place, error: type[Exception]
 ) -> None:
-    """Ten faults in a row, where three attempts are allowed, and no exception is retried by the policy."""
+    """Ten consecutive faults, with three allowed attempts and no exception that the policy retries."""
     processor = make_processor(runtime=SOON)
     attempts: list[int] = []
     done = asyncio.Event()

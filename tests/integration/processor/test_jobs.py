@@ -1,4 +1,4 @@
-"""Job states: off unless asked for, and then right."""
+"""Job states: off by default, and correct if enabled."""
 
 import asyncio
 import json
@@ -174,7 +174,7 @@ async def test_a_state_that_comes_late_changes_nothing(client: RawAsyncRedis, ke
         job: Any = await jobs.get(keys.stream, "m")
         assert job.state is expected
         assert {each: count for each, count in (await jobs.count(keys.stream)).items() if count} == {expected: 1}
-        assert (await client.pttl(keys.job("m")) > 0) == (expected is not JobState.RUNNING)  # what lives is kept
+        assert (await client.pttl(keys.job("m")) > 0) == (expected is not JobState.RUNNING)  # live jobs stay
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
@@ -310,7 +310,7 @@ async def test_a_processor_tries_to_write_ends_again(
 
 
 class _Gone:
-    """A client whose connection is lost so many times."""
+    """A client that loses its connection this many times."""
 
     def __init__(self, client: RawAsyncRedis, times: int = 0) -> None:
         self._client = client
@@ -324,7 +324,7 @@ class _Gone:
 
 
 class _SlowReplies:
-    """A client whose replies are held back."""
+    """A client with delayed replies."""
 
     def __init__(self, client: RawAsyncRedis) -> None:
         self._client = client

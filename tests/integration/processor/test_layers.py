@@ -1,4 +1,4 @@
-"""Engine and policy are two things: what the engine leaves undone, and what can be built on it."""
+"""Engine and policy are separate: the engine leaves retries, delays and dead letters to other layers."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from conquiet.testing import wait_until_async
 
 @pytest.mark.spec("CM-002.1", "CM-002.2", "CM-002.3", "CM-002.4", "CM-002.5", "CM-002.6", "CM-002.7")
 async def test_the_engine_alone_knows_no_policy(client: RawAsyncRedis, stream: str, keys: Keys, place: Place) -> None:
-    """A delayed, a failing and a paused message: each is simply run once, and nothing is kept beside the stream."""
+    """A delayed, a failing and a paused message: each is run once, and no other key is written."""
     later_ms = int(time.time() * 1000) + 600_000
     runs: list[str] = []
     await client.hset(keys.paused, "*", 1)
@@ -41,7 +41,7 @@ async def test_the_engine_alone_knows_no_policy(client: RawAsyncRedis, stream: s
     assert sorted(runs) == ["delayed", "failing"]
     assert await place.pending() == 1
     assert await client.xlen(stream) == 2
-    # The consumer's name is registered for as long as an entry is pending under it; that is no state of a message.
+    # The consumer's name is registered while an entry is pending under it; that is not the state of a message.
     registered = registry_key(stream, "processor").encode()
     assert set(await client.keys("*")) == {stream.encode(), keys.paused.encode(), registered}
 

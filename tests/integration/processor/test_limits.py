@@ -1,4 +1,4 @@
-"""Timeouts, concurrency, rate, middleware: what stands around a handler."""
+"""Timeouts, concurrency, rate and middleware of a handler."""
 
 import asyncio
 import contextvars
@@ -100,7 +100,7 @@ async def test_a_handlers_own_timeout_is_not_taken_for_ours(
 async def test_a_thread_that_takes_too_long_is_reported_and_never_doubled(
     make_processor: Callable[..., Processor], place: Place, stream: str, *, fails: bool
 ) -> None:
-    """It cannot be killed, so its message is not tried again beside it. Late success is success."""
+    """It cannot be killed, so its message is not retried meanwhile. A late success is a success."""
     processor = make_processor()
     release = threading.Event()
     running: list[int] = []
@@ -167,7 +167,7 @@ async def test_a_message_that_waits_at_a_stop_is_released(
 async def test_what_a_late_thread_decides_itself_holds(
     make_processor: Callable[..., Processor], place: Place, stream: str
 ) -> None:
-    """It says that this message can never succeed; another attempt would do once more what cannot end well."""
+    """The handler states that this message can never succeed; another attempt would fail in the same way."""
     processor = make_processor()
     release = threading.Event()
     attempts: list[int] = []

@@ -47,7 +47,7 @@ async def equals(ask: Callable[[str], Any], name: str, expected: int) -> bool:
 
 
 class Seen:
-    """What handlers have run, in order, and whether two of one key ran at once."""
+    """The runs of handlers, in order, and whether two of one key ran concurrently."""
 
     def __init__(self) -> None:
         self.order: list[tuple[str, int]] = []
@@ -261,7 +261,7 @@ async def test_an_old_message_that_comes_again_ends_no_other_turn(
 async def test_a_late_settlement_does_not_end_the_turn_of_the_next(
     make_processor: MakeProcessor, client: RawAsyncRedis, keys: Keys, place: Place
 ) -> None:
-    """Its entry was deleted, and an operator has let its key go on: its ticket is not the holder's any more."""
+    """Its entry was deleted, and an operator has released its key: its ticket is not the holder's any more."""
     host = make_processor(concurrency=1)
     entered, released, second, finish = (asyncio.Event() for _ in range(4))
 
@@ -427,7 +427,7 @@ async def test_a_keyed_entry_of_another_program_joins_its_line(
 
 
 async def test_a_key_costs_at_most_one_more_round_trip(make_processor: MakeProcessor, client: RawAsyncRedis) -> None:
-    """Requests that the server has read, for as many messages with keys of their own as without."""
+    """Requests that the server has read, for the same number of messages with different keys and without keys."""
 
     async def requests(*, keyed: bool) -> int:
         done: list[int] = []

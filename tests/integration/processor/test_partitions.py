@@ -30,7 +30,7 @@ Make = Callable[..., PartitionedProcessor]
 
 
 class Seen:
-    """What handlers have run, and whether two of one key ran at once."""
+    """The runs of handlers, and whether two of one key ran concurrently."""
 
     def __init__(self) -> None:
         self.by_key: dict[str | None, list[int]] = defaultdict(list)
@@ -115,7 +115,7 @@ async def test_script_and_python_agree_on_the_partition_of_a_key(client: RawAsyn
 
 
 async def test_keys_keep_their_order_while_the_number_grows(make: Make, view: PartitionedStream) -> None:
-    """Emitting goes on through two growths; hosts and emitters notice them at their own time."""
+    """Emitting continues through two growths; hosts and emitters notice them at different times."""
     seen = Seen()
     hosts = [make(seen, partitions=2, consumer_id=f"host-{number}") for number in range(2)]
     accounts = [f"account-{k}" for k in range(12)]
@@ -159,7 +159,7 @@ async def test_a_busy_key_stays_until_its_line_is_empty(
         await host.emit_many(numbered(key, 1, 2))
         await wait_until_async(lambda: seen.total == 1)
         await view.grow(5)
-        # One that knows of the growth, and one that has not read the number again.
+        # One emitter knows of the growth, and one has not read the number again.
         third = await PartitionedEmitter(client, stream).emit("pay", {"n": 3}, key=key)
         assert (await host.emit("pay", {"n": 4}, key=key)).stream == old
         with pytest.raises(ConfigurationError, match="still growing"):

@@ -123,7 +123,7 @@ async def test_stale_work_of_a_paused_stream_is_not_taken_over(
         await client.xclaim(name, "processor", "dead-host", 0, [entry], idle=3_600_000, retrycount=1)
     await operator.pause()
 
-    # The engine looks at each stream at least every 0.75 s.
+    # The engine checks each stream at least every 0.75 s.
     host = make_noting(streams=[stream, other], runtime=RuntimeSettings(claim_idle_ms=2_000))
     async with host:
         await wait_until_async(lambda: seen == ["goes on"])
@@ -170,7 +170,7 @@ async def test_a_message_is_not_parked_once_its_pause_is_over(
 
 
 async def test_an_entry_that_is_in_other_hands_is_not_parked(client: RawAsyncRedis, keys: Keys, place: Place) -> None:
-    """Else it would come back beside the one that the other host works on."""
+    """Otherwise it would return while the other host works on it."""
     own = clone_async(client)
     await Pauses(own).pause(keys.stream, "mail")
     await client.xgroup_create(keys.stream, "processor", "0", mkstream=True)

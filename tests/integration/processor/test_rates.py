@@ -19,7 +19,7 @@ HOUR_US = 3_600 * 1_000_000
 async def test_rate_reservations_that_were_missed_are_made_again(
     make_processor: Callable[..., Processor], place: Place, client: RawAsyncRedis, stream: str
 ) -> None:
-    """What a pause or a downtime leaves behind: messages whose turns are all over, and one whose turn is now."""
+    """The state after a pause or a downtime: messages with expired time slots, and one with a current slot."""
     processor = make_processor()
     seen = _rated(processor)
     now = int(time.time() * 1000)
@@ -61,7 +61,7 @@ async def test_rate_reservations_of_parked_messages_are_made_again(
 
 
 async def test_of_an_entry_that_is_in_other_hands_no_turn_is_booked(client: RawAsyncRedis, place: Place) -> None:
-    """Else it would wait here and be worked on there. Who books wakes the movers: nothing waits before it."""
+    """Otherwise it would wait here and run there. A reservation wakes the movers: nothing waits before it."""
     keys = place.keys
     await client.xgroup_create(keys.stream, "processor", "0", mkstream=True)
     entry = (await client.xadd(keys.stream, {"data": "{}"})).decode()
@@ -82,7 +82,7 @@ async def test_of_an_entry_that_is_in_other_hands_no_turn_is_booked(client: RawA
 
 
 async def test_a_quiet_time_gives_no_more_than_the_burst(client: RawAsyncRedis, place: Place) -> None:
-    """Of two at once and one an hour: after an hour and a half without any, the third waits a whole hour."""
+    """Two in a burst and one an hour: after an hour and a half without any, the third waits a whole hour."""
     keys = place.keys
     await client.xgroup_create(keys.stream, "processor", "0", mkstream=True)
     entries = [(await client.xadd(keys.stream, {"data": "{}"})).decode() for _ in range(3)]

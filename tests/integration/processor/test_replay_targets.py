@@ -1,4 +1,4 @@
-"""Replaying: for a group that exists, and all there is, wherever the clock stands."""
+"""Replays: for a group that exists, and of all dead letters, with any clock."""
 
 import time
 from collections.abc import Callable
@@ -69,7 +69,7 @@ async def test_a_limit_is_filled_with_those_that_can_be_replayed(
 async def test_dead_letters_with_ids_ahead_of_the_clock_are_listed(
     make_processor: Callable[..., Processor], place: Place, client: RawAsyncRedis, keys: Keys
 ) -> None:
-    """After a failover, or when the server's clock was set back, new ids go on from the largest there was."""
+    """After a fail-over, or when the server's clock was set back, new ids continue from the largest id."""
     ahead = int(time.time() * 1000) + 3_600_000
     await client.xadd(keys.dead, {"data": "x"}, id=f"{ahead}-0")
     letters = await _dead(make_processor, place, 2)
@@ -82,7 +82,7 @@ async def test_dead_letters_with_ids_ahead_of_the_clock_are_listed(
 async def _dead(
     make_processor: Callable[..., Processor], place: Place, count: int, *, group: str = "processor"
 ) -> DeadLetters:
-    """Let messages die until there are so many more dead letters; what is in the stream dies for a new group again."""
+    """Dead-letter this many more messages; messages in the stream are dead-lettered for a new group again."""
     processor = make_processor(group=group)
     wanted = await place.dead() + count
     missing = count - await place.client.xlen(place.keys.stream)

@@ -1,4 +1,4 @@
-"""Retries: another attempt is scheduled and the old entry acknowledged in one step, once, whatever breaks."""
+"""Retries: another attempt is scheduled and the old entry acknowledged in one step, once, with any fault."""
 
 import asyncio
 from collections.abc import Callable
@@ -136,7 +136,7 @@ async def test_the_message_may_bring_its_own_number_of_attempts(
 async def test_an_entry_that_is_in_other_hands_is_neither_scheduled_nor_acknowledged(
     client: RawAsyncRedis, keys: Keys, place: Place
 ) -> None:
-    """A host that was stopped for a minute comes back with the result of a message that another has by now."""
+    """A host that was suspended for a minute returns with the result of a message that another host owns now."""
     payload = encode_payload(to_payload(Envelope("pay", "m")), max_bytes=1000)
     await client.xgroup_create(keys.stream, "processor", "0", mkstream=True)
     entry = (await client.xadd(keys.stream, {"data": payload})).decode()
@@ -167,7 +167,7 @@ async def test_movers_are_woken_when_what_waits_first_is_another_and_only_then(
     settler = a_settler(own, "me", ProcessorSettings())
 
     async def wake_up(*waits: str) -> list[Any]:
-        """Settle so many at once; return the last wake-up."""
+        """Settle this many concurrently; return the last wake-up."""
         await asyncio.gather(*[settler.reschedule(keys, ids.pop(), wait, wait.encode()) for wait in waits])
         return [entry_id for entry_id, _ in await client.xrange(keys.wake)]
 

@@ -1,4 +1,4 @@
-"""A message is stored as it came, whatever its handler did to it and however large or deep it is."""
+"""A message is stored unchanged, independent of its handler, its size and its depth."""
 
 import json
 import time

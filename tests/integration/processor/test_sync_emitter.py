@@ -140,7 +140,7 @@ async def test_a_lost_reply_after_noscript_is_in_doubt(
     stream: str,
     fault_proxy: Callable[[str], FaultProxy],
 ) -> None:
-    """The whole text is sent after NOSCRIPT. That answer is about the digest, and not about this text."""
+    """The whole text is sent after NOSCRIPT. That refusal is about the digest, not about this text."""
     proxy = fault_proxy(redis_url)
     url = proxy.url_for(redis_url)
     pair = [NewMessage("pay"), NewMessage("pay")]

@@ -1,4 +1,4 @@
-"""Events without a handler here, and entries that are no messages: what other processes need is not destroyed."""
+"""Events without a handler here, and entries that are not messages: data that other processes need is not destroyed."""
 
 import asyncio
 import json
@@ -216,7 +216,7 @@ async def test_a_foreign_number_of_attempts_is_bounded(
     most: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whatever a producer writes: the policy holds, unless the operator allows more."""
+    """For any value of a producer the policy holds, unless the operator allows more."""
     runs: list[int] = []
     processor = make_processor(**limits)
 

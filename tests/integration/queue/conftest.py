@@ -115,7 +115,7 @@ class Pending(Protocol):
 
 @pytest.fixture
 def pending(raw: RawRedis, stream: str) -> Pending:
-    """``pending()`` is what the server holds as pending: id → (consumer, deliveries)."""
+    """``pending()`` returns the pending entries of the server: id → (consumer, deliveries)."""
 
     def ask(group: str = "billing") -> dict[str, tuple[str, int]]:
         rows = raw.xpending_range(stream, group, "-", "+", 10_000)

@@ -24,7 +24,7 @@ class MakeConsumer(Protocol):
 def test_the_consumer_behind_the_bound_of_one_scan_is_scanned_later(
     make_queue: MakeQueue, raw: RawRedis, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One consumer is looked at in each call here; the stale entry belongs to the last of them."""
+    """Each call here scans one consumer; the stale entry belongs to the last of them."""
     monkeypatch.setattr(pending_scan, "SMALL_GROUP", 0)
     monkeypatch.setattr(pending_scan, "MAX_TARGETS", 1)
     names = ["a", "b", "c"]
@@ -42,7 +42,7 @@ def test_the_consumer_behind_the_bound_of_one_scan_is_scanned_later(
 def test_a_deleted_entry_that_an_old_server_claims_is_dropped(
     make_queue: MakeQueue, raw: RawRedis, stream: str, pending: PendingOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redis 6.2 answers nil for it and keeps it pending, so that each claim would bring it again."""
+    """Redis 6.2 replies nil for it and keeps it pending, so each claim would return it again."""
     alice, bob = make_queue("alice"), make_queue("bob")
     message_id = alice.enqueue({"n": 1})
     alice.read(100)
@@ -63,7 +63,7 @@ def test_a_deleted_entry_that_an_old_server_claims_is_dropped(
 def test_the_recovery_loop_goes_on_at_once_behind_a_deleted_entry(
     make_queue: MakeQueue, make_consumer: MakeConsumer, raw: RawRedis, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dropped entry is no empty list: a pause for each of many would delay what stands behind them for hours."""
+    """A dropped entry is not an empty list: a pause for each of many would delay the entries behind them for hours."""
     alice, bob = make_queue("alice"), make_consumer("bob")
     ids = alice.enqueue_many([{"n": 1}, {"n": 2}])
     alice.read(100, 2)

@@ -151,20 +151,20 @@ class Sentinel(RedisServer):
 
 @pytest.fixture
 def lone_sentinel(private_redis: Callable[..., RedisServer]) -> Iterator[Sentinel]:
-    """A Sentinel whose master has no replica."""
+    """A Sentinel with a master without replicas."""
     with Sentinel(private_redis()) as sentinel:
         yield sentinel
 
 
 def asking(sentinel: RedisServer) -> int:
-    """How many connections to the Sentinel bear the name that the tests give them."""
+    """Return the number of connections to the Sentinel that have the name given by the tests."""
     listed = sentinel.call("CLIENT", "LIST")
     assert isinstance(listed, bytes)
     return listed.count(b" name=asking ")
 
 
 def sentinel_client(kind: Any, sentinel: RedisServer) -> Any:
-    """A client that finds its master by asking; the master's address is as the client says, not as Sentinel does."""
+    """A client that queries Sentinel for its master, but has its own address of the master."""
     options = {"sentinel_kwargs": {"client_name": "asking"}, "force_master_ip": "localhost"}
     return kind([(sentinel.host, sentinel.port)], **options).master_for("orders")
 
@@ -205,7 +205,7 @@ def test_a_clone_of_the_same_kind_leaves_the_callers_sentinel_open(lone_sentinel
 
 
 def test_a_master_that_was_demoted_refuses_and_leaves_no_doubt(lone_sentinel: Sentinel) -> None:
-    """redis-py makes a connection error of that answer, sync and asyncio: nothing was added, and we say so."""
+    """redis-py makes a connection error of that reply, sync and asyncio: nothing was added, and the error states it."""
     client = sentinel_client(redis.sentinel.Sentinel, lone_sentinel)
     with RedisStreamsQueue(client, QueueConfig("orders", "g", "alice")) as queue:
         queue.enqueue({"n": 1})
@@ -241,7 +241,7 @@ class Watched:
     sentinel: Sentinel
 
     def is_replicated(self) -> bool:
-        # Not WAIT: it speaks of its own connection's writes only.
+        # Not WAIT: it covers only the writes of its own connection.
         sent, got = offset(self.master, b"master_repl_offset"), offset(self.replica, b"slave_repl_offset")
         return sent == got
 

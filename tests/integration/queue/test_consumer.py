@@ -52,7 +52,7 @@ class Waiting:
 
 
 def reads_of(consumer: QueueConsumer, then: Callable[[int], None] = lambda _: None) -> list[int]:
-    """How long each read from now on waits in the server; ``then`` is called with the number of reads that began."""
+    """Record how long each read waits in the server; ``then`` is called with the number of reads that began."""
     reads: list[int] = []
     queue: Any = consumer.queue
     read = queue.read
@@ -130,7 +130,7 @@ def test_a_message_that_arrives_during_the_wait_ends_it_at_once(
     commands_of: Commands,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("conquiet.queue.consumer.LONGEST_SLICE_MS", 300_000)  # no slice of the wait ends by itself
+    monkeypatch.setattr("conquiet.queue.consumer.LONGEST_SLICE_MS", 300_000)  # no slice of the wait ends early
     waiting = Waiting(consumer, raw)
 
     message_id = queue.enqueue({"n": 1})

@@ -1,4 +1,4 @@
-"""Rules about all reading, asked of every way to read: counted, nothing acknowledged, no thread, no loop."""
+"""Rules about reading, checked for every way to read: counted, nothing acknowledged, no thread, no loop."""
 
 import itertools
 import threading
@@ -32,7 +32,7 @@ WAYS: dict[str, Read] = {
     "read": lambda consumer: len(consumer.queue.read(50, 3)),
 }
 COMMANDS: dict[str, tuple[Callable[[QueueConsumer], object], str]] = {
-    # what is called, and the command that it sends once
+    # the call, and the command that it sends once
     "read": (lambda consumer: consumer.queue.read(50, 3), "xreadgroup"),
     "next_batch": (lambda consumer: consumer.next_batch(3, block_ms=50), "xreadgroup"),
     "enqueue": (lambda consumer: consumer.queue.enqueue({"n": 9}), "xadd"),

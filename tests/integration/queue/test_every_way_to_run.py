@@ -1,4 +1,4 @@
-"""Rules of the runner, asked of every way to run a handler: new, own pending, stale, in batches, with an inbox."""
+"""Rules of the runner, checked for every way to run a handler: new, own pending, stale, in batches, with an inbox."""
 
 import signal
 import threading
@@ -146,7 +146,7 @@ def test_every_way_commits_before_it_acknowledges(
     way: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Asked at the moment of each acknowledgement: what it acknowledges is committed, in a session of its own."""
+    """At the moment of each acknowledgement the effect is committed, as a separate session sees."""
     opened: list[DbSession] = []
     enter = DbSession.__enter__
 
@@ -197,7 +197,7 @@ def test_every_way_commits_before_it_acknowledges(
         (way, error)
         for way in WAYS
         for error in (LookupError, InfrastructureError, ConflictError, KeyboardInterrupt)
-        # By their own documents: a recovering run waits for a server that is away, and two batches that met are
+        # As documented: a recovering run waits for a server that is unavailable, and two batches that conflicted are
         # run once more.
         if (way, error) != ("recover", InfrastructureError)
         if not (way.startswith("batches") and error is ConflictError)
@@ -367,7 +367,7 @@ def test_a_stop_during_a_handler_lets_every_way_commit_and_acknowledge(
     run(consumer, way, handler, engine)
 
     assert effects() == handled == ids[: 2 if way.startswith("batches") else 1]
-    # What was not handled is as it was: nothing was read, recovered or claimed ahead.
+    # Unhandled messages are unchanged: none was read, recovered or claimed ahead.
     assert pending() == {entry: row for entry, row in before.items() if entry not in handled}
 
 
@@ -401,9 +401,9 @@ def test_no_loop_over_new_messages_claims_or_starts_a_thread(
 
     sent = {name: calls for name, calls in commands_of().items() if name not in {"info", "config|resetstat"}}
     reads = 11 if way == "recover" else 5 if way == "batches" else 10
-    # Own pending messages are looked for once, at the start.
+    # Own pending messages are searched once, at the start.
     asked = {"xpending": 1} if way.startswith(("run", "worker")) else {}
-    if way == "batches":  # the leases of a batch are extended before its COMMIT, those of its two messages at once
+    if way == "batches":  # the leases of a batch are extended before its COMMIT, both in one command
         assert {name: sent.pop(name) for name in ("eval", "xclaim", "xpending")} == {
             "eval": 5,
             "xclaim": 10,

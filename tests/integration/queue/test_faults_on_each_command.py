@@ -1,7 +1,7 @@
 """Every command that a queue sends, broken in every way: one clear error, nothing sent twice, the next call works.
 
-A call may send several commands, and each of them has its turn: the table names them in their order. What the server
-has counted afterwards must be the commands up to the broken one, each once, and not one more.
+A call may send several commands, and each of them is broken once: the table names them in their order. Afterwards the
+server must have counted the commands up to the broken one, each once, and no other.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ class Sent(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A call and the commands it sends; ``broken`` are those whose turn it is, all of them if it is None."""
+    """A call and the commands it sends; ``broken`` are the commands to break, all of them if it is None."""
 
     call: Callable[["Scene"], object]
     sends: tuple[Sent, ...]
@@ -222,6 +222,6 @@ def test_a_fault_on_any_command_is_one_error_and_no_repeat(
     assert error.in_doubt
     assert (error.command, error.group) == (broken.name, "billing")
     assert str(error.stream).startswith(scene.message.stream)
-    # The next calls get a connection of their own and no leftover of the last one.
+    # The next calls get new connections and no leftover of the last.
     case.call(scene)
     assert scene.queue.backlog().pending in range(1, 8)

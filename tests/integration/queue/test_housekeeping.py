@@ -125,7 +125,7 @@ def test_a_server_with_acked_trims_behind_a_pending_entry(raw: Redis, stream: st
 
 
 def test_many_pending_entries_are_not_walked_over_in_each_step(raw: Redis, stream: str) -> None:
-    """ACKED looks at every pending entry in each call: with more than 10,000 of them, steps are bounded without it."""
+    """ACKED reads every pending entry in each call: with more than 10,000 of them, steps are bounded without it."""
     add(raw, stream, 10_500)
     taken = read(raw, stream, "fast", 10_500)
     raw.xack(stream, "fast", *taken[10_100:])
@@ -237,7 +237,7 @@ def test_only_the_holder_of_the_lease_trims(raw: Redis, stream: str) -> None:
 
 
 def test_a_released_lease_of_a_busy_stream_is_noticed_before_it_expires(raw: Redis, stream: str) -> None:
-    """In a rolling deploy the host that stops may be the one that trims."""
+    """In a rolling deploy the host that stops may be the host that trims."""
     raw.set(housekeeping_key(stream), "another host", px=3_600_000)
     add(raw, stream, 1_000)
     raw.xack(stream, "fast", *read(raw, stream, "fast", 1_000))

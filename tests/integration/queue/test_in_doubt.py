@@ -1,4 +1,4 @@
-"""``in_doubt`` is false only where nothing can have happened: what was refused may be repeated."""
+"""``in_doubt`` is false only if nothing can have happened: a refused command may be repeated."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ class MakeQueue(Protocol):
 
 
 def refuse(raw: RawRedis, key: str, kind: type[redis.ResponseError]) -> None:
-    """Have the server refuse something else: what the caller is handling when it enqueues."""
+    """Make the server refuse another command, which the caller handles while it enqueues."""
     if kind is redis.exceptions.ReadOnlyError:
         raw.eval("return redis.error_reply('READONLY You can\\'t write against a read only replica.')", 0)
     raw.execute_command("LPUSH", key, "x")
@@ -34,7 +34,7 @@ def test_a_reply_lost_while_another_refusal_is_handled_is_in_doubt(
     stream: str,
     kind: type[redis.ResponseError],
 ) -> None:
-    """redis-py's error then has that refusal as its context, and the entry is there all the same."""
+    """redis-py's error then has that refusal as its context, although the entry was added."""
     proxy = fault_proxy(redis_url)
     queue = make_queue(client=connect(proxy.url_for(redis_url)))
     try:
@@ -52,7 +52,7 @@ def test_a_reply_lost_while_another_refusal_is_handled_is_in_doubt(
 def test_a_batch_needs_no_right_to_transactions(
     private_redis: Callable[..., RedisServer], connect: Connect, make_queue: MakeQueue, rights: tuple[str, ...]
 ) -> None:
-    """Were MULTI refused and the rest sent along, every entry would be there and the call would say that none is."""
+    """If MULTI were refused and the rest sent, every entry would be added while the call reports that none is."""
     server = private_redis()
     raw = connect(server.url)
     raw.acl_setuser("app", enabled=True, nopass=True, keys=["*"], commands=["+@all", *rights])

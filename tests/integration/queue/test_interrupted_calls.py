@@ -1,7 +1,7 @@
-"""A call that was broken off takes its connection with it: its reply must never answer the next command.
+"""An interrupted call closes its connection: its reply must never be read for the next command.
 
-redis-py closes a connection whose reply failed to come while it was being read. What is left to us is everything
-between: a signal handler that raises after the command was sent, or between two replies of a pipeline.
+redis-py closes a connection that lost its reply during the read. conquiet handles everything else: a signal handler
+that raises after the command was sent, or between two replies of a pipeline.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""What a network and a server can do to a queue, and that each costs one clear error and nothing hidden.
+"""Faults of the network and of the server: each causes one clear error and nothing hidden.
 
-A fault proxy stands between; the server's own statistics say how often each command arrived. Every single command is
-broken in ``test_faults_on_each_command``; here is what becomes of the messages, and the server's own disasters.
+A fault proxy is in between; the statistics of the server count how often each command arrived. Every single command is
+broken in ``test_faults_on_each_command``; these tests follow the messages, and disasters of the server.
 """
 
 import threading
@@ -155,7 +155,7 @@ def test_the_loop_ends_with_the_error_and_the_host_can_go_on(
 
     with pytest.raises(QueueError) as caught:
         next(messages)
-    assert type(caught.value) is QueueError  # one class, whatever the network did
+    assert type(caught.value) is QueueError  # one class for every fault of the network
     assert list(messages) == []  # the generator is over; nothing tries again behind our back
     seen = commands_of()["xreadgroup"]
 

@@ -1,4 +1,4 @@
-"""Metrics: counted once, by the low-level queue, and only when Redis has said yes. Seed 001 §7."""
+"""Metrics: counted once, by the low-level queue, and only when Redis has confirmed. Seed 001 §7."""
 
 from collections.abc import Callable
 from typing import Any, Protocol

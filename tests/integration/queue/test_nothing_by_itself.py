@@ -1,4 +1,4 @@
-"""What a QueueConsumer leaves to its caller, asked of a whole life and of every loop, also where it would be likely."""
+"""Steps that a QueueConsumer leaves to its caller, checked over a whole life and in every loop."""
 
 import itertools
 import subprocess
@@ -37,7 +37,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def started_threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of all threads that are started from now on, also of those that end at once."""
+    """The names of all threads that are started from now on, including threads that end immediately."""
     names: list[str] = []
     start = threading.Thread.start
 
@@ -54,7 +54,7 @@ def make_idle(raw: RawRedis, stream: str, ids: list[str], consumer: str) -> None
 
 
 def run_until(consumer: QueueConsumer, engine: Engine, count: int, way: str) -> None:
-    """Run until so many messages were handled."""
+    """Run until this many messages were handled."""
     left = count
 
     def single(_msg: QueueMessage, _session: object) -> None:
@@ -144,7 +144,7 @@ def test_an_idle_loop_leaves_stale_entries_alone(
     monkeypatch: pytest.MonkeyPatch,
     way: str,
 ) -> None:
-    """When nothing is to be done, claiming would cost nothing: an entry that is stale by far stays where it is."""
+    """Claiming would cost nothing on an idle stream. A stale entry still stays with its owner."""
     monkeypatch.setattr("conquiet.queue.consumer.LONGEST_SLICE_MS", 30)
     bob, alice = make_consumer("bob"), make_consumer("alice", block_ms=20, claim_idle_ms=1)
     stale = bob.queue.enqueue({"stale": True})

@@ -59,7 +59,7 @@ def test_nothing_stale_means_no_claim(
     alice.enqueue_many([{"n": n} for n in range(30)])
     alice.read(100, 30)
 
-    for _ in range(4):  # a long list is looked at page by page
+    for _ in range(4):  # a long list is read page by page
         assert bob.claim_stale(60_000) == []
 
     assert "xclaim" not in commands_of()
@@ -101,7 +101,7 @@ def test_claiming_breaks_the_order(make_queue: MakeQueue, raw: RawRedis, stream:
 def test_stale_entries_are_found_wherever_they_stand(
     make_queue: MakeQueue, raw: RawRedis, stream: str, small_group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the end of the list, in the middle, of the dead, of the living and of oneself."""
+    """At the end of the list, in the middle, of dead consumers, of live ones and of the caller."""
     monkeypatch.setattr(pending_scan, "SMALL_GROUP", small_group)
     monkeypatch.setattr(pending_scan, "PAGE", 10)
     alice, bob, carol = make_queue("alice"), make_queue("bob"), make_queue("carol")
@@ -143,7 +143,7 @@ def test_stale_entries_beyond_the_count_are_found_by_the_next_call(
 def test_the_cost_does_not_grow_with_the_pending_list(
     make_queue: MakeQueue, raw: RawRedis, stream: str, commands_of: Commands
 ) -> None:
-    """Counted, not timed: rows that the server looks at, by commands and their sizes."""
+    """Counted, not timed: rows that the server reads, by commands and their sizes."""
     alice, bob = make_queue("alice"), make_queue("bob")
     for _ in range(3):
         alice.enqueue_many([{}] * 5_000)
@@ -229,7 +229,7 @@ def test_own_messages_are_skipped_on_request_and_hide_no_others(
     small_group: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ours stand first in the list, more of them than are claimed at once."""
+    """Own entries are first in the list, more of them than are claimed in one call."""
     monkeypatch.setattr(pending_scan, "SMALL_GROUP", small_group)
     alice, bob = make_queue("alice"), make_queue("bob", claim_skip_own_messages=True)
     ids = alice.enqueue_many([{"n": n} for n in range(30)])
@@ -392,7 +392,7 @@ def test_reading_the_backlog_changes_nothing(
 def test_the_backlog_of_a_long_stream_costs_no_more_and_writes_nothing(
     queue: RedisStreamsQueue, raw: RawRedis, commands_of: Commands
 ) -> None:
-    """Thousands wait and thousands are pending: what the server sends does not depend on them."""
+    """Thousands wait and thousands are pending: the size of the reply does not depend on them."""
     for _ in range(4):
         queue.enqueue_many([{"text": "x" * 100}] * 2_000)
     queue.read(100, 4_000)

@@ -279,7 +279,7 @@ def test_recovering_and_claiming_take_no_more_than_was_asked_for(
     assert [owner for owner, _ in pending().values()].count("bob") == 1
 
 
-# ---------------------------------------------------------------- many at once
+# ---------------------------------------------------------------- concurrency
 @pytest.mark.spec("RS-001.2", "RS-002.11", "CQ-001.9", "CQ-008.9")
 def test_readers_and_claimers_at_the_same_moment_share_no_delivery(
     make_queue: MakeQueue, raw: RawRedis, stream: str

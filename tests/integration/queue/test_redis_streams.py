@@ -75,7 +75,7 @@ def test_another_refusal_of_the_group_is_raised(make_queue: MakeQueue, raw: RawR
 
 @pytest.mark.spec("RS-005.10", "RS-005.9", "CQ-006.8", "RS-008.1")
 def test_only_a_group_that_is_there_is_no_error(connect: Connect, raw: RawRedis, stream: str, closed_port: int) -> None:
-    """A refusal by rights and a server that is away, with the group there and not: each is raised."""
+    """A refusal by rights and an unavailable server, with and without the group: each is raised."""
     raw.execute_command("ACL", "SETUSER", "narrow", "on", "nopass", "~*", "+@all", "-xgroup")
     clients = connect(username="narrow", password="any"), redis.Redis(port=closed_port)
 

@@ -1,4 +1,4 @@
-"""``run(recover=True)`` and ``QueueWorker``: what failed is handled after a restart, an outage costs nothing."""
+"""``run(recover=True)`` and ``QueueWorker``: failed messages are handled after a restart, an outage costs nothing."""
 
 import logging
 import threading
@@ -61,7 +61,7 @@ def refuse(msg: QueueMessage, session: DbSession) -> None:
 
 
 class Until:
-    """A handler that records, and stops its consumer after so many messages."""
+    """A handler that records, and stops its consumer after this many messages."""
 
     def __init__(self, consumer: QueueConsumer, last: int) -> None:
         self.seen: list[str] = []
@@ -184,7 +184,7 @@ def test_a_start_without_the_right_to_look_reads_all_the_same(
 def test_a_malformed_entry_of_before_does_not_stop_each_start(
     make_consumer: MakeConsumer, engine: Engine, add_raw: Callable[..., str], pending: PendingOf
 ) -> None:
-    """Raised once, when it was read. What is behind it must not wait until it is put aside."""
+    """Raised once, when it was read. Messages behind it must not wait until it is set aside."""
     consumer = make_consumer()
     bad = add_raw({"data": "oops"})
     good = consumer.queue.enqueue({"n": 1})
@@ -208,7 +208,7 @@ def test_a_malformed_entry_of_before_does_not_stop_each_start(
 
 
 class Flaky:
-    """A handler whose database is away for its first attempts."""
+    """A handler with an unavailable database for its first attempts."""
 
     def __init__(self, consumer: QueueConsumer, failures: list[Exception]) -> None:
         self.attempts: list[str] = []
@@ -323,7 +323,7 @@ def test_a_message_claimed_during_the_outage_is_left_to_its_owner(
 def test_a_pause_keeps_the_message_from_being_claimed(
     make_consumer: MakeConsumer, engine: Engine, raw: RawRedis, stream: str
 ) -> None:
-    """However long the outage: the pauses are shorter than ``claim_idle_ms``, and each one renews the message."""
+    """In an outage of any length: the pauses are shorter than ``claim_idle_ms``, and each renews the message."""
     consumer = make_consumer(claim_idle_ms=600)
     consumer.queue.enqueue({"n": 1})
     idle_ms: list[int] = []

@@ -200,7 +200,7 @@ def test_a_failed_or_unanswered_commit_is_raised_and_not_acknowledged(
     fault_proxy: Callable[[str], FaultProxy],
     pending: PendingOf,
 ) -> None:
-    """Two systems, no transaction over both: the row is there and the message will come again."""
+    """Two systems, no transaction over both: the row is written and the message will be delivered again."""
     proxy = fault_proxy(db_url)
     # MySQL offers TLS, PyMySQL takes it, and the proxy could not read what it is to break.
     far = create_engine(proxy.url_for(db_url), connect_args={"ssl_disabled": True})
@@ -227,7 +227,7 @@ def test_a_commit_that_is_refused_is_raised_and_not_acknowledged(
     def doubtful(msg: QueueMessage, session: DbSession) -> None:
         record(msg, session)
         session.mark_failed(DbWriteError("another transaction was first"))
-        consumer.stop()  # a commit all the same would end the run too, and be seen
+        consumer.stop()  # a commit would also end the run, and be visible
 
     with pytest.raises(DbWriteError, match="first"):
         consumer.run(handler=doubtful, engine=engine)
@@ -390,7 +390,7 @@ def test_the_recovery_loop_handles_what_others_left_and_nothing_else(
 def test_a_recovery_loop_that_sleeps_for_an_hour_notices_stop(
     consumer: QueueConsumer, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal calls stop() too, and a sleep that it interrupts goes on afterwards: so no sleep is long."""
+    """A signal calls stop() too, and a sleep that it interrupts continues afterwards: so no sleep is long."""
     slept: list[float] = []
 
     def sleep(duration_s: float) -> None:

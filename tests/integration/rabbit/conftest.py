@@ -1,4 +1,4 @@
-"""A broker's-eye view for the tests: queues made, filled and looked into by a client that is not ours."""
+"""The broker's view for the tests: queues are made, filled and inspected by a client that is not conquiet's."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ class Rabbit:
 
     @property
     def channel(self) -> Any:
-        """A channel of our own; opened again after the broker or a test closed it."""
+        """A separate channel; opened again after the broker or a test closed it."""
         if self._open is None or not self._open.is_open or not self._connection.is_open:
             self._connection = pika.BlockingConnection(pika.URLParameters(self.url))
             self._open = self._connection.channel()
@@ -44,15 +44,15 @@ class Rabbit:
 
     @property
     def counts_nacks(self) -> bool:
-        """Whether a message that was nacked is nearer to the delivery limit of its quorum queue."""
+        """Return whether a nack counts toward the delivery limit of a quorum queue."""
         version: str = self.api("GET", "/api/overview")["rabbitmq_version"]
         return tuple(map(int, version.split(".")[:2])) < (4, 3)
 
     def queue(self, name: str = "work", *, quorum: bool = False, dead: str | None = "dead", **arguments: Any) -> str:
-        """Make a durable queue; what it dead-letters goes to the queue ``dead``."""
+        """Make a durable queue that dead-letters to the queue ``dead``."""
         extra = {key.replace("_", "-"): value for key, value in arguments.items()}
         if dead is not None:
-            if dead == "dead":  # any other is made by the test itself, with arguments of its own
+            if dead == "dead":  # the test makes all others, with its own arguments
                 self.channel.queue_declare(dead, durable=True)
             extra |= {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
         if quorum:
@@ -88,7 +88,7 @@ class Rabbit:
         return answer
 
     def wait_for_consumers(self, number: int, timeout_s: float = 180.0) -> list[dict[str, Any]]:
-        """Wait until the broker itself lists exactly so many consumers."""
+        """Wait until the broker itself lists exactly this many consumers."""
 
         def seen() -> list[list[dict[str, Any]]]:
             consumers = self.consumers()
@@ -97,7 +97,7 @@ class Rabbit:
         return wait_until(seen, timeout_s=timeout_s, interval_s=0.1, message=f"{number} consumers")[0]
 
     def close_connections_of(self, name_part: str) -> int:
-        """Let the broker close connections whose client calls itself so."""
+        """Make the broker close connections of clients with this name."""
         closed = 0
         for connection in self.api("GET", "/api/vhosts/{vhost}/connections"):
             if name_part in connection.get("client_properties", {}).get("connection_name", ""):
@@ -118,7 +118,7 @@ MakeAction = Callable[..., dict[str, Any]]
 
 
 class Recorder:
-    """A syncer that keeps what it got and returns the given answers."""
+    """A syncer that records its messages and returns the given results."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)

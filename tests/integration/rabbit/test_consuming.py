@@ -1,4 +1,4 @@
-"""Seed 004's decision table on a real broker: what is in which queue afterwards."""
+"""Seed 004's decision table on a real broker: the content of the queues afterwards."""
 
 import asyncio
 import logging
@@ -170,7 +170,7 @@ async def test_a_quorum_queue_counts_deliveries_for_the_second_policy(
 async def test_a_count_written_by_a_publisher_causes_no_endless_requeue(
     rabbit: Rabbit, recorder: type[Recorder], action: MakeAction
 ) -> None:
-    """A classic queue does not count, and hands on whatever the header says."""
+    """A classic queue does not count, and passes the header on unchanged."""
     queue = rabbit.queue()
     rabbit.put(queue, action(1), headers={"x-delivery-count": 0})
     syncer = recorder(*[False] * 9)

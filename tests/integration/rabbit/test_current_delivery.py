@@ -1,4 +1,4 @@
-"""What a syncer can ask about the delivery it is handling, without its contract having changed."""
+"""Facts about its delivery that a syncer can read, with an unchanged contract."""
 
 import asyncio
 from typing import Any
@@ -24,7 +24,7 @@ BODY = b'{"schema": "proca:event:2", "actionId": %d}'
 
 
 async def test_a_coroutine_sees_its_own_message_id_also_in_tasks_it_starts(rabbit: Rabbit) -> None:
-    """Many at once on one loop, each waiting for the others: none may see that of another."""
+    """Many run concurrently on one loop, each waiting for the others: none may see the delivery of another."""
     queue, number = rabbit.queue(), 20
     for one in range(number):
         publish(rabbit, queue, BODY % one, message_id=f"id-{one}")

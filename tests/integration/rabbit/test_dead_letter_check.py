@@ -111,7 +111,7 @@ class TlsBroker(RabbitMQServer):
 @pytest.fixture
 def tls_broker(
     private_rabbitmq: Callable[..., RabbitMQServer], tmp_path: Path
-) -> Iterator[TlsBroker]:  # asked for: who uses it starts a broker
+) -> Iterator[TlsBroker]:  # requested here, because it starts a broker
     made = make_certificate(tmp_path)
     for path in (made.key, made.certificate):
         path.chmod(0o644)  # the broker may run as another user
@@ -137,7 +137,7 @@ async def test_tls_is_verified(tls_broker: TlsBroker, recorder: type[Recorder], 
 async def test_a_retry_circuit_without_an_end_is_warned_about(
     rabbit: Rabbit, recorder: type[Recorder], action: MakeAction, management_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What happens: the syncer is spared after 2 x (max_retries + 1) attempts, the message goes round and round."""
+    """After 2 x (max_retries + 1) attempts the syncer is not called any more, and the message circulates."""
     circuit = {"x-message-ttl": 20, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "work"}
     rabbit.channel.queue_declare("waiting", durable=True, arguments=circuit)
     queue = rabbit.queue(dead="waiting")

@@ -1,4 +1,4 @@
-"""How a consumer ends: gracefully, fatally, and always in the same order."""
+"""A consumer ends gracefully or fatally, and always in the same order."""
 
 import asyncio
 import logging
@@ -57,7 +57,7 @@ async def test_a_broken_contract_ends_everything_and_leaves_the_message_in_the_q
 async def test_consumption_channel_and_connection_are_closed_in_this_order(
     rabbit: Rabbit, action: MakeAction, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
-    """The lines of the log say so too; here it is seen on the connection."""
+    """The log shows it too; here it is checked on the connection."""
     queue = rabbit.queue()
     rabbit.put(queue, action(1))
     steps: list[tuple[str, bool]] = []
@@ -168,7 +168,7 @@ async def test_after_a_fatal_verdict_other_threads_finish_what_they_began(rabbit
 async def test_running_handlers_finish_and_the_fatal_message_stays_unacknowledged(
     rabbit: Rabbit, action: MakeAction
 ) -> None:
-    """The fatal one has the lowest tag: a careless multiple-ack would take it along."""
+    """The fatal message has the lowest tag: a careless multiple-ack would settle it."""
     queue = rabbit.queue()
     rabbit.put(queue, *[action(number) for number in range(1, 5)])
     failed = asyncio.Event()
@@ -212,12 +212,12 @@ async def test_the_poison_guard_parks_the_second_crash(
 async def test_in_an_outage_the_poison_guard_parks_one_message_a_process(
     rabbit: Rabbit, action: MakeAction, *, plain: bool
 ) -> None:
-    """Everything fails then. Without this bound each start dead-letters whatever runs at once."""
+    """Every message fails then. Without this bound each start dead-letters all running messages."""
     queue = rabbit.queue()
     rabbit.put(queue, *[action(number) for number in range(8)])
     parked = []
     for at_once in (4, 1, 1):  # from the second start on all are redelivered, and the first of those runs alone
-        together = threading.Barrier(at_once)  # what runs in threads fails at once
+        together = threading.Barrier(at_once)  # messages in threads fail immediately
         running = 0
 
         def in_a_thread(_: Any, together: threading.Barrier = together) -> bool:
@@ -387,7 +387,7 @@ async def test_a_cancelled_run_still_closes_in_order(
     *,
     subscribing: bool,
 ) -> None:
-    """The first message may be done before the broker's answer to the subscription was looked at."""
+    """The first message may be done before the broker's reply to the subscription was read."""
     caplog.set_level(logging.INFO, "conquiet.rabbit")
     queue = rabbit.queue()
     rabbit.put(queue, action(1))

@@ -1,4 +1,4 @@
-"""Rules about the syncer, asked of every kind: awaited, in a thread, and both with batches; on both types of queue."""
+"""Rules about the syncer, checked for every kind: awaited, in a thread, both with batches, on both types of queue."""
 
 import asyncio
 import logging
@@ -20,9 +20,9 @@ Answer = Callable[[Any], Any]
 
 
 def consumer_of(kind: str, rabbit: Rabbit, queue: str, answer: Answer, **options: Any) -> RabbitConsumer:
-    """Return a consumer of the seed whose syncer answers with ``answer(message)``, for a batch with that of the first.
+    """Return a consumer of the seed with a syncer that returns ``answer(message)``, for a batch that of the first.
 
-    ``answer`` returns what the syncer returns, or raises.
+    ``answer`` returns the syncer's result, or raises.
     """
 
     def first(given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What strangers put into a queue: no crash, nothing lost, nothing shown."""
+"""Messages of strangers in a queue: no crash, nothing lost, nothing shown."""
 
 import json
 import logging
@@ -56,7 +56,7 @@ class Keys:
 
 
 def brokers_view(rabbit: Rabbit, queue: str) -> dict[str, Any]:
-    """Return what the broker says of a queue and of its connections: who waits for whom when nothing moves."""
+    """Return the broker's description of a queue and of its connections, to find a wait when nothing moves."""
     shown = ("state", "messages_ready", "messages_unacknowledged", "consumers", "consumer_utilisation")
     facts = rabbit.api("GET", f"/api/queues/{{vhost}}/{queue}")
     connections = rabbit.api("GET", "/api/vhosts/{vhost}/connections")
@@ -70,8 +70,8 @@ async def test_two_thousand_malformed_messages_crash_nothing_and_are_all_account
     for _ in range(2_000):
         name, value = dice.choice(["x-death", "x-delivery-count", "other"]), a_strange_value(dice)
         if name == "x-death" and isinstance(value, list):
-            # RabbitMQ 3.10 itself cannot dead-letter a message whose x-death holds anything but tables: its queue
-            # process crashes (docs/decisions/0021). The unit tests have every shape.
+            # RabbitMQ 3.10 itself cannot dead-letter a message with an x-death that holds other values than tables: its
+            # queue process crashes (docs/decisions/0021). The unit tests have every shape.
             value = [entry for entry in value if isinstance(entry, dict)]
         rabbit.put(queue, a_strange_body(dice), headers={name: value})
 

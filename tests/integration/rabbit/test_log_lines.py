@@ -1,4 +1,4 @@
-"""What the log says of a message that was not processed: which attempt, what becomes of it, which line raised."""
+"""The log line of a message that was not processed: the attempt, the disposition, the line that raised."""
 
 from typing import Any
 

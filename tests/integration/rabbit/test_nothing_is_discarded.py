@@ -1,4 +1,4 @@
-"""A generic consumer on an ordinary durable queue: what it gives up is in ``<queue>.dead`` and can be replayed."""
+"""A generic consumer on an ordinary durable queue: messages that it gives up are in ``<queue>.dead``, for a replay."""
 
 import json
 from typing import Any
@@ -201,7 +201,7 @@ async def test_an_exchange_with_a_binding_dead_letters_by_itself(
 
 @pytest.mark.spec("MW-002.4", "MW-008.2", "MW-008.3")
 async def test_what_is_past_the_retry_limit_is_kept(rabbit: Rabbit, recorder: type[Recorder]) -> None:
-    queue = rabbit.queue()  # also where the queue dead-letters: there it might go round
+    queue = rabbit.queue()  # even if the queue dead-letters: there it might circulate
     rabbit.put(queue, {"order": 1}, headers={"x-death": [{"queue": queue, "count": 9}]})
     syncer = recorder()
 
@@ -281,7 +281,7 @@ async def test_the_log_names_the_message_id_that_the_dead_letter_has(
     rabbit: Rabbit, recorder: type[Recorder], caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = rabbit.queue("orders", dead=None)
-    rabbit.put(queue, b"not json")  # without an id of its own
+    rabbit.put(queue, b"not json")  # without an id
 
     async with RabbitConsumer(rabbit.url, queue, recorder()) as consumer:
         await wait_until_async(lambda: consumer.count.dead_lettered == 1)

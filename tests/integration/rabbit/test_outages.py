@@ -1,4 +1,4 @@
-"""A syncer that says "not the message's fault": consumption pauses, probes and resumes, and no attempt is counted."""
+"""A syncer that raises InfrastructureError: consumption pauses, probes and resumes, and no attempt is counted."""
 
 import asyncio
 import logging

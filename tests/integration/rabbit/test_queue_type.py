@@ -1,4 +1,4 @@
-"""Which queues count how often a message came back, and what is believed on those that do not."""
+"""Queues that count deliveries, and the counts that are trusted."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What comes back from a dead-letter queue is what died, and can die again without being lost."""
+"""A replay returns the dead message unchanged, and it can be dead-lettered again without being lost."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ def bound_by_key(rabbit: Rabbit) -> None:
 
 
 def die(rabbit: Rabbit, queue: str = "work") -> Any:
-    """Reject the first message of a queue, and return what AMQP says about it."""
+    """Reject the first message of a queue, and return its AMQP properties."""
     method, _, _ = rabbit.channel.basic_get(queue)
     rabbit.channel.basic_reject(method.delivery_tag, requeue=False)
     return method
@@ -254,7 +254,7 @@ MILLISECONDS = Raw(b"T" + struct.pack(">Q", 1_700_000_000_000))
 
 @pytest.fixture
 def odd(rabbit: Rabbit, monkeypatch: pytest.MonkeyPatch) -> Rabbit:
-    """The broker's-eye view, whose client writes what pika otherwise cannot."""
+    """The broker's view, with a client that writes values which pika otherwise cannot."""
     encode = pika.data.encode_value
 
     def encode_raw(pieces: list[bytes], value: Any) -> int:
@@ -273,7 +273,7 @@ async def test_a_replay_brings_every_header_back_as_it_was(odd: Rabbit) -> None:
     origin = {"x-death": [{"count": 1, "queue": queue}]}
     price = Raw(b"d" + struct.pack(">d", 2.75))
     counts = {"x-delivery-count": 2, "x-acquired-count": 3}
-    # In the order of the alphabet, to which RabbitMQ 4 brings them by itself.
+    # In alphabetical order, which RabbitMQ 4 makes automatically.
     odd.put("dead", b"1", headers={"price": price, "small": Raw(b"b\x07"), "when": MILLISECONDS, **counts, **origin})
     odd.put("dead", b"behind it", headers=origin)
 
@@ -328,9 +328,9 @@ async def test_the_message_id_is_there_beside_an_odd_header(odd: Rabbit) -> None
 
 
 async def test_listing_returns_all_messages_of_a_quorum_queue_in_order(rabbit: Rabbit) -> None:
-    """What the end of the channel returned would be in another order on each member, and would be lost with a leader.
+    """Messages returned by the end of the channel would be in another order on each member, and lost with a leader.
 
-    See ``test_a_rabbitmq_cluster_loses_nothing``, which looks and then replays while the leader dies.
+    See ``test_a_rabbitmq_cluster_loses_nothing``, which peeks and then replays while the leader dies.
     """
     queue, sent = rabbit.queue("dead-orders", quorum=True, dead=None), [str(number).encode() for number in range(200)]
     for one in sent:

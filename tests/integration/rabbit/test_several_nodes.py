@@ -1,6 +1,6 @@
-"""Several URLs: whatever talks to RabbitMQ goes on with another node when its own is away.
+"""Several URLs: every part that uses RabbitMQ continues with another node if its own is unavailable.
 
-The nodes are two ways to one broker, so that either can be closed at will. A real cluster whose nodes die is in
+The nodes are two ways to one broker, so that either can be closed at will. A real cluster with nodes that die is in
 tests/invariants/test_a_rabbitmq_cluster_loses_nothing.py.
 """
 
@@ -28,14 +28,14 @@ from conquiet.transactional import Outbox, OutboxRelay, ToRabbit, create_tables
 
 
 class Nodes:
-    """Two nodes of which one can be away."""
+    """Two nodes, of which one can be unavailable."""
 
     def __init__(self, proxies: list[FaultProxy], url: str) -> None:
         self._proxies = proxies
         self.urls = [proxy.url_for(url) for proxy in proxies]
 
     def only(self, number: int) -> None:
-        """Let one node be there, and the other one be away."""
+        """Make one node available and the other unavailable."""
         for at, proxy in enumerate(self._proxies):
             if at == number:
                 proxy.accept()
@@ -55,7 +55,7 @@ async def test_a_consumer_moves_to_the_node_that_is_there(
     queue, syncer = rabbit.queue(), recorder()
     schemas = SchemaRegistry(built_in=False).register_default()
 
-    nodes.only(1)  # the first one is away at the start
+    nodes.only(1)  # the first is unavailable at the start
     async with RabbitConsumer(nodes.urls, queue, syncer, schemas=schemas, **fast):
         for number in range(3):
             rabbit.put(queue, {"n": number})
@@ -99,7 +99,7 @@ async def test_a_relay_publishes_through_the_node_that_is_there(rabbit: Rabbit, 
 
 
 async def test_dead_letters_are_replayed_through_the_node_that_is_there(rabbit: Rabbit, nodes: Nodes) -> None:
-    queue = rabbit.queue(x_message_ttl=1)  # which makes them dead
+    queue = rabbit.queue(x_message_ttl=1)  # so they are dead-lettered
     for number in range(2):
         nodes.only(number)
         rabbit.put(queue, {"n": number})

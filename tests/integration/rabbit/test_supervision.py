@@ -175,7 +175,7 @@ async def test_a_broker_that_stays_away_is_an_error_after_bounded_attempts(
 async def test_a_channel_error_rebuilds_the_link(
     rabbit: Rabbit, recorder: type[Recorder], action: MakeAction, fast: dict[str, Any]
 ) -> None:
-    """An acknowledgement of a tag that does not exist is answered by the broker with 406 and the end of the channel."""
+    """The broker replies to an acknowledgement of an unknown tag with 406 and the end of the channel."""
     queue = rabbit.queue()
     async with RabbitConsumer(rabbit.url, queue, recorder(), **fast) as consumer:
         assert consumer._session is not None
@@ -251,7 +251,7 @@ async def test_a_plain_function_that_blocks_for_three_heartbeats_keeps_its_conne
         started.set()
         return all(sent_meanwhile.acquire(timeout=10) for _ in range(7))  # six half intervals lie between seven
 
-    # 2 s: with 1 s the broker would be right to close when the whole machine stands still for as long as that.
+    # 2 s: with 1 s the broker would correctly close the connection if the whole machine hangs for that long.
     async with RabbitConsumer(rabbit.url, queue, blocks, heartbeat_s=2, **fast) as consumer:
         await wait_until_async(lambda: consumer.count.ack == 1)
 
@@ -280,7 +280,7 @@ async def test_a_blocked_loop_loses_its_connection_and_the_log_says_why(
 
     assert rabbit.take(queue) == rabbit.take("dead") == []
     stalls = [vars(record) for record in caplog.records if "stood still" in record.message]
-    # It looks four times in a heartbeat, and says tenths.
+    # It checks four times in a heartbeat, and reports tenths.
     assert max(record["stalled_s"] for record in stalls) >= blocked_s - 0.3
     assert {record["syncer"].rpartition(".")[2] for record in stalls} == {"blocks_once"}
 
@@ -308,7 +308,7 @@ async def test_a_node_restart_is_survived(
         await acknowledged(consumer, 3)
         rabbit.close()
         if killed:
-            # RabbitMQ 3 answers a declaration before Mnesia's log is on disk; the queue itself could be gone.
+            # RabbitMQ 3 confirms a declaration before Mnesia's log is on disk; the queue itself could be lost.
             await asyncio.to_thread(rabbitmq_server.ctl, "eval", "mnesia:sync_log().")
             await asyncio.to_thread(rabbitmq_server.kill)
         await asyncio.to_thread(rabbitmq_server.restart)
@@ -320,7 +320,7 @@ async def test_a_node_restart_is_survived(
 
 
 WIDENING = {
-    # the request of the slow start whose answer comes too late: its class and method, or what is only in this one
+    # the request of the slow start with a late reply: its class and method, or bytes that only this request has
     "cancel": b"\x00\x3c\x00\x1e",
     "prefetch": b"\x00\x3c\x00\x0a\x00\x00\x00\x00\x00\x06",
     "consume": b"conquiet\x00",
@@ -337,7 +337,7 @@ async def test_a_start_that_is_not_answered_in_time_begins_again(
     monkeypatch: pytest.MonkeyPatch,
     request_: str,
 ) -> None:
-    """The late answer ends or begins a consumer that no one waits for: the link would stay open with none."""
+    """The late reply ends or begins a consumer that nothing waits for: the link would stay open without a consumer."""
     queue = rabbit.queue()
     rabbit.put(queue, *[action(number) for number in range(20)])
     proxy = fault_proxy(rabbit.url)

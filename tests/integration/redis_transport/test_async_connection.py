@@ -104,7 +104,7 @@ def test_a_server_that_says_nothing_is_given_up(
 
 
 def test_a_reply_that_came_while_the_loop_was_blocked_is_read(on_loop: Run, redis_url: str) -> None:
-    """There are loops whose timers run before the bytes that have arrived are read."""
+    """In some loops timers run before the bytes that have arrived are read."""
 
     async def body() -> None:
         async with opened(redis_url) as connection:
@@ -157,7 +157,7 @@ def test_a_close_while_idle_is_found_by_the_next_call(
 
 
 def test_what_is_no_reply_ends_the_connection(on_loop: Run) -> None:
-    """A proxy's error page, say. What follows on that connection could belong to any request."""
+    """For example the error page of a proxy. Further bytes on that connection could belong to any request."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65_536):

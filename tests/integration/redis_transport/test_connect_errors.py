@@ -1,4 +1,4 @@
-"""A connection that was never made has sent nothing: the error says so, and names the address."""
+"""A connection that was never made has sent nothing: the error states it, and names the address."""
 
 import asyncio
 import threading
@@ -206,7 +206,7 @@ def test_a_retried_command_whose_first_reply_was_lost_is_in_doubt(
 
 
 async def test_many_commands_at_once_do_not_exhaust_a_clone(redis_url: str) -> None:
-    """redis-py 8 allows a pool 100 connections unless asked for more."""
+    """redis-py 8 allows a pool 100 connections by default."""
     given = redis.asyncio.Redis.from_url(redis_url)
     client = clone_async(given)
 

@@ -1,4 +1,4 @@
-"""What the engine's integration tests share: a client that looks at the server, engines that are always ended."""
+"""Helpers of the engine's integration tests: a client that inspects the server, engines that are always ended."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,7 @@ def enqueue(raw: RawRedis, stream: str) -> Enqueue:
 
 @pytest.fixture
 async def make_engine(redis_url: str, stream: str) -> AsyncIterator[MakeEngine]:
-    """Builds engines; whatever a test leaves running is stopped by force, so that one failure stays one."""
+    """Builds engines. Engines that a test leaves running are stopped by force, so that one failure stays one."""
     engines: list[Consumer] = []
     client = redis.asyncio.Redis.from_url(redis_url)
 
@@ -119,7 +119,7 @@ SeenToFall = Callable[[Callable[[], int]], Callable[[], bool]]
 
 @pytest.fixture
 def seen_to_fall() -> SeenToFall:
-    """A predicate: has this idle time been seen to fall three times? It rises by itself; an extension sets it back."""
+    """Return a predicate: was this idle time seen to fall three times? It rises with time; an extension resets it."""
 
     def watch(idle_ms: Callable[[], int]) -> Callable[[], bool]:
         seen: list[int] = []

@@ -107,7 +107,7 @@ def _lists(node: RedisServer, other: bytes, role: bytes) -> bool:
 
 
 def _offset(node: RedisServer) -> bytes:
-    """How much of the replication stream a node has seen."""
+    """Return the offset of a node in the replication stream."""
     lines = _text(node.call("INFO", "replication")).splitlines()
     (line,) = [line for line in lines if line.startswith((b"slave_repl_offset:", b"master_repl_offset:"))][:1]
     return line.partition(b":")[2]
@@ -183,7 +183,7 @@ async def test_streams_of_many_slots_are_read_by_one_engine_within_one_bound(
     await wait_until_async(lambda: len(seen) == 400)
     await engine.wait_for_active_tasks()
     assert pending(raw) == dict.fromkeys(STREAMS, 0)
-    # What comes while all are waiting is taken at once, wherever it comes.
+    # A message that arrives while all wait is taken immediately, on any stream.
     for stream in STREAMS:
         fill(raw, stream, 1, start=1_000)
     await wait_until_async(lambda: len(seen) == 406)
@@ -244,7 +244,7 @@ async def test_a_stream_keeps_its_leases_when_it_moves_to_another_node(
     def move_and_watch() -> None:
         engine._topology._table.refresh()  # it has no doubt left
         nodes.move(moving, home, since=second)
-        # Only a heartbeat that looks for the new node itself finds it there.
+        # Only a heartbeat that searches for the new node itself finds it there.
         wait_until(seen_to_fall(idle_ms), message="extended three times")
 
     async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
@@ -308,7 +308,7 @@ async def test_a_replica_that_takes_over_is_found(nodes: Nodes, make_engine: Mak
         fill(raw, stream, 20)
     await wait_until_async(lambda: len(seen) == 120)
     await running.engine.wait_for_active_tasks()
-    # Not WAIT: it speaks of its own connection's writes only. And a replica that has just synchronised gets nothing
+    # Not WAIT: it covers only the writes of its own connection. And a replica that has just synchronised gets nothing
     # before its first report, up to a second later.
     await wait_until_async(lambda: _offset(replica) == _offset(nodes.masters[victim]))
     for node in (*nodes.masters, replica):
@@ -397,7 +397,7 @@ async def test_a_silent_node_costs_the_others_neither_leases_nor_their_end(
 async def test_nodes_that_have_gone_are_not_asked_again(
     shared_nodes: Nodes, make_engine: MakeEngine, closed_port: int
 ) -> None:
-    """Where nodes come back under other addresses, each one asked in vain would cost a silence."""
+    """If nodes return under other addresses, each unsuccessful query would cost a timeout."""
     raw = redis.RedisCluster.from_url(shared_nodes.url(), protocol=2)
     servers: Any = make_engine(print, redis=raw, streams=STREAMS)._topology
     gone = ("127.0.0.1", closed_port)

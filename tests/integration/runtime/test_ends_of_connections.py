@@ -1,4 +1,4 @@
-"""An engine that cannot acknowledge ends; one that is acknowledging has lost nothing."""
+"""An engine that cannot acknowledge ends; an engine that is acknowledging has lost nothing."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ from conquiet.testing import wait_until_async
 async def test_an_engine_that_can_acknowledge_nothing_any_more_ends(
     make_engine: MakeEngine, run: Run, enqueue: Enqueue, monkeypatch: pytest.MonkeyPatch, pending: Pending
 ) -> None:
-    """Going on, it would work for nothing: everything would be done again elsewhere."""
+    """If it continued, its work would be useless: other workers would repeat everything."""
 
     async def done(_: RuntimeMessage, __: MessageContext) -> None:
         # By the connection for acknowledgements only: the other one reads, and has capacity left.
@@ -34,7 +34,7 @@ async def test_an_engine_that_can_acknowledge_nothing_any_more_ends(
 
     await shard.acknowledger._connection.close()
     monkeypatch.setattr(shard.acknowledger._connection, "open", not_to_be_had)
-    monkeypatch.setattr(shard.acknowledger, "take_batch", lambda: None)  # the reader takes nothing along
+    monkeypatch.setattr(shard.acknowledger, "take_batch", lambda: None)  # the reader takes no acknowledgements
     enqueue(1)
 
     with pytest.raises(QueueError):

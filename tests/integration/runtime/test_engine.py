@@ -1,4 +1,4 @@
-"""Seed 002 on a real server: what the engine does, in which order, and what it leaves alone."""
+"""Seed 002 on a real server: the steps of the engine, their order, and what it leaves unchanged."""
 
 import asyncio
 import logging

@@ -57,7 +57,7 @@ def test_an_engine_works_on_either_loop(
 def test_what_is_done_at_once_is_acknowledged_with_the_next_read(
     on_loop: Run, redis_url: str, stream: str, enqueue: Enqueue, raw: RawRedis
 ) -> None:
-    """No connection but the reader's is used, and no write but that of the read: that is what keeps latency low."""
+    """Only the reader's connection is used, and only the write of the read: this keeps latency low."""
 
     async def body() -> None:
         async with redis.asyncio.Redis.from_url(redis_url) as client:

@@ -1,4 +1,4 @@
-"""Rules about all handlers, asked of every kind: awaited, in a thread, and both with batches."""
+"""Rules about handlers, checked for every kind: awaited, in a thread, and both with batches."""
 
 import asyncio
 import threading
@@ -90,7 +90,7 @@ async def test_a_message_is_pending_until_its_handler_has_succeeded(
 
     assert all(held)
     assert [row["message_id"].decode() for row in pending()] == [bad]
-    # No second entry and no key beside the stream: not for the one that failed, and not for those that did not.
+    # No second entry and no further key: neither for the failed message nor for the others.
     assert raw.xlen(stream) == 3
     assert set(raw.keys("*")) == {stream.encode(), registry_key(stream, "processor").encode()}
 
@@ -146,7 +146,7 @@ async def test_no_kind_of_handler_exceeds_the_limit_and_each_reaches_it(
             highest = max(highest, active)
             if not all_in.is_set():
                 in_hand += len(messages) if isinstance(messages, list) else 1
-                if active == 3:  # no handler has ended: those three are what the engine tracks
+                if active == 3:  # no handler has ended: the engine tracks these three
                     tracked.append((engine.active_tasks, in_hand))
             if active == 3:
                 all_in.set()
@@ -190,7 +190,7 @@ async def test_no_kind_of_handler_exceeds_the_limit_and_each_reaches_it(
 async def test_messages_that_run_alone_do_not_exceed_the_limit_either(
     make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str, kind: str
 ) -> None:
-    """Suspects have a worker of their own beside the others, which must have nothing to do meanwhile."""
+    """Suspects have a separate worker, and the other workers must be idle meanwhile."""
     lock = threading.Lock()
     active: set[str] = set()
     beside: list[set[str]] = []

@@ -120,7 +120,7 @@ async def test_a_server_that_restarts_is_found_again(
     raw.close()
     await client.aclose()
 
-    assert stored >= 290  # appendfsync everysec may lose the last second, and says so
+    assert stored >= 290  # appendfsync everysec may lose the last second, as documented
 
 
 async def test_a_server_that_stays_away_ends_the_engine_with_an_error(
@@ -179,7 +179,7 @@ async def test_of_many_streams_none_is_said_to_be_gone_that_is_not(
     engine = make_engine(counting, streams=streams)
     running = run(engine)
     await wait_until_async(lambda: engine._shards[0].fetcher.is_blocked)
-    if blocked:  # the server does not say on which of them the read was waiting
+    if blocked:  # the server does not report on which of them the read was waiting
         raw.delete(gone)
     else:
         pipe = raw.pipeline()
@@ -256,7 +256,7 @@ async def test_an_acknowledgement_lost_while_a_read_waits_is_an_error_event(
     fault_proxy: Callable[[str], FaultProxy],
     pending: Pending,
 ) -> None:
-    """Then it has a connection of its own: the one of the reader, which reports its faults too, is not touched."""
+    """Then it has a separate connection: the reader's connection, which reports its faults too, is not affected."""
     proxy = fault_proxy(redis_url)
     client = redis.asyncio.Redis.from_url(proxy.url_for(redis_url))
 

@@ -1,4 +1,4 @@
-"""Failures and acknowledged messages are freed at once: a cycle per message costs more than the message itself."""
+"""Failures and acknowledged messages are freed immediately: a cycle per message costs more than the message itself."""
 
 import gc
 import weakref
@@ -50,7 +50,7 @@ async def test_the_error_of_a_handler_is_freed_without_the_garbage_collector(
 async def test_an_acknowledged_message_is_freed_before_the_next_ones_are_decoded(
     make_engine: MakeEngine, run: Run, enqueue: Enqueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two generations of messages at once start the garbage collector with every read."""
+    """Two generations of messages in memory start the garbage collector with every read."""
     from conquiet.runtime.entry_decoder import EntryDecoder
 
     messages: list[weakref.ref[Any]] = []
@@ -62,7 +62,7 @@ async def test_an_acknowledged_message_is_freed_before_the_next_ones_are_decoded
         return decode(self, *args, **options)
 
     class Data(dict[str, Any]):
-        """What a weak reference can point to."""
+        """An object that a weak reference can point to."""
 
     async def handler(message: Any, ctx: Any) -> None:
         message.data = Data(message.data)

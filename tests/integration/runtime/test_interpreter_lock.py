@@ -1,4 +1,4 @@
-"""What docs/runtime.md says about handlers that hold the interpreter lock or block the event loop."""
+"""The statements of docs/runtime.md about handlers that hold the interpreter lock or block the event loop."""
 
 import asyncio
 import re

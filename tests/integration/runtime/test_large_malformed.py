@@ -1,4 +1,4 @@
-"""Malformed entries come back with every claim; their bytes do not."""
+"""Malformed entries are returned by every claim, without their bytes."""
 
 import pytest
 from tests.integration.runtime.conftest import MakeEngine, Pending, Run

@@ -234,7 +234,7 @@ async def test_unstarted_messages_are_released_uncharged(
     running = run(engine)
     await entered.wait()
     await wait_until_async(lambda: engine.health().in_flight > 1)
-    await wait_until_async(lambda: pending()[0]["message_id"].decode() == ids[150])  # what is done is acknowledged
+    await wait_until_async(lambda: pending()[0]["message_id"].decode() == ids[150])  # the rest is acknowledged
     engine.stop()
     await wait_until_async(lambda: all(row["times_delivered"] == 0 for row in pending()[1:]))
     rows = {row["message_id"].decode(): row for row in pending()}

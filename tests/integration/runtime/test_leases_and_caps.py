@@ -166,7 +166,7 @@ async def test_a_lost_reply_is_found_behind_pages_of_entries_that_failed_before(
 async def test_an_entry_that_another_takes_right_after_our_claim_is_not_delivered(
     reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The delivery count is asked for under our own name: an entry that is not ours any more has none there."""
+    """The delivery count is queried under our own consumer name: an entry of another consumer has none there."""
     ids = enqueue(2)
     raw.xreadgroup("processor", "dead", {stream: ">"})
     raw.xclaim(stream, "processor", "dead", 0, ids, idle=HOUR_MS, justid=True)
@@ -258,7 +258,7 @@ async def test_a_claim_of_a_running_message_charges_no_delivery(
 async def test_what_has_waited_too_long_and_was_taken_meanwhile_is_not_begun(
     make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str, pending: Pending
 ) -> None:
-    """No beat has found out yet: the slot itself asks the server before it begins."""
+    """No beat has noticed it yet: the slot queries the server before it begins."""
     begun: list[str] = []
     entered, leave = asyncio.Event(), asyncio.Event()
 
@@ -286,7 +286,7 @@ async def test_what_has_waited_too_long_and_was_taken_meanwhile_is_not_begun(
 async def test_an_entry_that_a_script_acknowledges_is_not_taken_for_lost_meanwhile(
     make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str
 ) -> None:
-    """The heartbeat finds the entry gone before the handler has the script's answer."""
+    """The heartbeat notices the missing entry before the handler has the reply of the script."""
     engines: list[Any] = []
 
     async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:

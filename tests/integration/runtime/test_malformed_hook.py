@@ -1,4 +1,4 @@
-"""``on_malformed``: what an application does about entries that are no messages."""
+"""``on_malformed``: the application decides about entries that are not messages."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ async def test_a_malformed_entry_goes_to_the_hook_which_may_acknowledge_it(
 async def test_a_malformed_entry_that_the_hook_keeps_comes_again_without_its_bytes(
     make_engine: MakeEngine, run: Run, raw: RawRedis, stream: str, pending: Pending
 ) -> None:
-    """Also past ``max_deliveries``: the hook is the only one that can settle it."""
+    """Even past ``max_deliveries``: only the hook can settle it."""
     large = "x" * 1_000_000
     raw.xgroup_create(stream, "processor", "0", mkstream=True)
     raw.xadd(stream, {"other": large})

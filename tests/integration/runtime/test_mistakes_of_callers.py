@@ -1,4 +1,4 @@
-"""What callers get wrong outside of their handlers: callbacks, wrong kinds of arguments, threads that live on."""
+"""Mistakes of callers outside of their handlers: callbacks, wrong kinds of arguments, threads that continue."""
 
 import asyncio
 import threading
@@ -23,7 +23,7 @@ def in_hand(stream: str) -> float:
 async def test_a_callback_that_raises_a_cancellation_costs_no_message(
     make_engine: MakeEngine, run: Run, enqueue: Enqueue
 ) -> None:
-    """It has looked at a future of its own that was cancelled. The message was never run, and never let go of."""
+    """It awaited a cancelled future. The message would never be run and never released."""
     enqueue(1)
     ran: list[str] = []
 
@@ -74,7 +74,7 @@ def test_a_single_name_in_place_of_a_list_is_refused(make_engine: MakeEngine, st
 async def test_messages_in_flight_of_all_engines_are_added_up(
     make_engine: MakeEngine, run: Run, enqueue: Enqueue, stream: str
 ) -> None:
-    """Also while no slot is free, which is when nothing else moves the numbers."""
+    """Even while no slot is free and nothing else changes the numbers."""
     enqueue(3)
     leave = asyncio.Event()
 

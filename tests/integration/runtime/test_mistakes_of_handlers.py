@@ -1,4 +1,4 @@
-"""What handlers do wrong, and what it must not cost: their message, their slot, or another's."""
+"""Mistakes of handlers must not cost their message, their slot, or another message."""
 
 import asyncio
 import functools
@@ -174,7 +174,7 @@ async def test_a_lease_loss_found_by_extend_is_reported_and_counted_once(
         with pytest.raises(LeaseLostError):
             await ctx.extend()
         begun = beats
-        await wait_until_async(lambda: beats >= begun + 2)  # which has nothing to add
+        await wait_until_async(lambda: beats >= begun + 2)  # it has nothing to add
 
     engine = make_engine(asks, claim_idle_ms=600_000)
     heartbeat: Any = engine._heartbeat
@@ -299,7 +299,7 @@ async def test_a_lost_read_of_failing_messages_starves_no_stream(
 async def test_a_handler_over_its_time_uses_up_no_deliveries(
     make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending, stream: str
 ) -> None:
-    """After max_lease_s any engine may claim its message. The engine's own claim is no new attempt."""
+    """After max_lease_s any engine may claim its message. A claim by the same engine is not a new attempt."""
     enqueue(1)
     leave = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""A server that the handler needs is away: the engine pauses, probes and goes on, and no message is charged."""
+"""A server that the handler needs is unavailable: the engine pauses, probes and resumes, and no message is charged."""
 
 import asyncio
 import logging
@@ -185,7 +185,7 @@ async def test_an_outage_during_a_claim_reads_nothing_and_blames_no_redis(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Capacity is asked for before the claim; with none left a read would name no stream, which Redis refuses."""
+    """Capacity is requested before the claim; without capacity a read would name no stream, which Redis refuses."""
     claim = PendingReader.claim
     begun, away = asyncio.Event(), asyncio.Event()
     outages = 0

@@ -1,4 +1,4 @@
-"""What a worker leaves about itself: with the renewal of its liveness key, in one command, and never at its expense."""
+"""Facts that a worker reports about itself: with the renewal of its liveness key, in one command, at no extra cost."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ async def test_a_stopped_worker_has_left_its_counts(
     assert len(minutes) == 60
     assert sum(minutes) == 40
     assert not raw.hexists(workers_key(stream, GROUP), "gone")
-    assert raw.hlen(workers_key(stream, GROUP)) == 0  # it said good-bye
+    assert raw.hlen(workers_key(stream, GROUP)) == 0  # it reported its end
 
 
 async def test_a_running_worker_is_described_from_its_start(
@@ -68,7 +68,7 @@ async def test_a_running_worker_is_described_from_its_start(
         raw.delete(liveness_key(stream, GROUP, engine.consumer_id))
         (found,) = read_workers(admin, [(stream.encode(), GROUP.encode())])
         assert found.state is ConsumerState.DEAD
-        assert found.facts is not None  # which process it was is still known
+        assert found.facts is not None  # the process can still be identified
     await running.stop()
 
 

@@ -1,4 +1,4 @@
-"""An engine removes nothing unless it is asked to, and says so once while its stream only grows."""
+"""An engine removes nothing by default, and warns once while its stream only grows."""
 
 import logging
 from typing import Any
@@ -12,7 +12,7 @@ from conquiet.testing import wait_until_async
 
 
 async def done_engine(make_engine: MakeEngine, run: Run, enqueue: Enqueue, count: int, **options: Any) -> Any:
-    """An engine that has handled ``count`` messages and goes on."""
+    """An engine that has handled ``count`` messages and continues."""
     seen: list[str] = []
 
     async def handler(message: Any, _ctx: Any) -> None:

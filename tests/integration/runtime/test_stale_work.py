@@ -1,4 +1,4 @@
-"""What others left behind, what we left behind ourselves, and what is delivered too often."""
+"""Pending entries of other consumers, own pending entries, and entries that were delivered too often."""
 
 import asyncio
 from collections import Counter
@@ -42,7 +42,7 @@ async def test_entries_of_a_dead_consumer_are_claimed_once_they_are_stale(
     seen, handler = collector()
     raw.config_resetstat()
 
-    # So long a claim time that no message is held until its lease is extended, which would be an XCLAIM as well.
+    # A long claim time, so that no lease is extended, which would also be an XCLAIM.
     running = run(make_engine(handler, claim_idle_ms=60_000, concurrency=4))
     running.engine._shards[0].fetcher._claims._next = {stream: 0.0}
     await wait_until_async(lambda: len(seen) == 30)
@@ -60,14 +60,14 @@ async def test_entries_of_a_dead_consumer_are_claimed_once_they_are_stale(
 async def test_without_xautoclaim_they_are_found_by_xpending_and_claimed_by_xclaim(
     make_engine: MakeEngine, run: Run, private_redis: Callable[..., RedisServer]
 ) -> None:
-    """A real server whose operator took the command away stands for one that never had it."""
+    """A real server on which the operator disabled the command represents a server without it."""
     import redis.asyncio
 
     server = private_redis(extra_args=["--rename-command", "XAUTOCLAIM", ""])
     raw = redis.Redis.from_url(server.url)
     for number in range(150):
         raw.xadd("s", {"data": f'{{"n":{number}}}'})
-    # 130 fresh ones stand in front of what is stale: a look that always begins at the front would not get past.
+    # 130 fresh entries are before the stale entry: a scan that always begins at the front would not reach it.
     raw.xgroup_create("s", "processor", "0")
     reply: Any = raw.xreadgroup("processor", "alive", {"s": ">"}, count=150)
     stale = [entry_id.decode() for entry_id, _ in reply[0][1][130:]]
@@ -196,7 +196,7 @@ async def test_a_deleted_pending_entry_is_reported_once_and_never_delivered(
     raw.xdel(stream, lost[1])
     seen, handler = collector()
 
-    # Under its own name it finds the entry twice: in its own pending list, and when it looks for stale work.
+    # Under its own name it finds the entry twice: in its own pending list, and in the scan for stale entries.
     engine = make_engine(handler, claim_idle_ms=80, consumer_id=name)
     running = run(engine)
     await wait_until_async(lambda: len(seen) == 2 and not raw.xpending(stream, "processor")["pending"])
@@ -212,7 +212,7 @@ async def test_a_deleted_pending_entry_is_reported_once_and_never_delivered(
 async def test_a_suspect_begins_after_the_acknowledgements_before_it_are_confirmed(
     make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str, pending: Pending
 ) -> None:
-    """It may kill the process: what was finished before must not be charged for it."""
+    """It may kill the process: messages that finished before must not be charged for it."""
     ids = enqueue(10)
     raw.xgroup_create(stream, "processor", "0")
     raw.xreadgroup("processor", "dead", {stream: ">"})

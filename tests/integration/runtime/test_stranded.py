@@ -1,4 +1,4 @@
-"""What a lost reply has left with us: found however slow the way is, and never mixed up with what has failed."""
+"""Entries of a lost reply are found on any slow connection, and are never confused with failed entries."""
 
 import asyncio
 import time
@@ -70,7 +70,7 @@ async def test_a_slow_answer_makes_nothing_too_old(
 async def test_what_was_seen_and_failed_is_not_taken_for_lost(
     reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue, make_engine: MakeEngine
 ) -> None:
-    """Not even where the clocks leave it open: it stands before the last entry that a read has brought."""
+    """Not even if the clocks do not decide it: it is before the last entry that a read returned."""
     sent_at = time.monotonic()
     enqueue(5)
     engine = make_engine(idle)
@@ -105,7 +105,7 @@ async def test_a_claim_whose_reply_is_lost_is_found_wherever_its_entries_stand(
 async def test_what_a_recovery_has_returned_is_held_from_then_on(
     reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue, way: str
 ) -> None:
-    """What is not in the table is not extended: it would turn stale in its handler's hands and run twice."""
+    """A message that is not in the table is not extended: it would become stale during its handler and run twice."""
     ids = enqueue(2)
     sent_at = time.monotonic()
     lose(raw, stream, 2)
@@ -145,9 +145,10 @@ async def test_a_refused_look_says_which_command_was_refused(
 async def test_a_failed_message_does_not_rerun_after_a_lost_claim_reply(
     make_engine: MakeEngine, run: Run, enqueue: Enqueue, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A look for stale work loses its connection: what an earlier read brought is older than that.
+    """A scan for stale entries loses its connection: entries of an earlier read are older than the scan.
 
-    Older by more than a reply takes: what was delivered within that time before the look cannot be told apart from it.
+    Older by more than a reply takes: entries that were delivered within that time before the scan cannot be
+    distinguished from it.
     """
     runs: list[str] = []
     failed_at: list[float] = []

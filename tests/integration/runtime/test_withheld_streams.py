@@ -12,7 +12,7 @@ from conquiet.testing import wait_until_async
 async def test_a_stream_resumed_during_a_claim_runs_stale_work_once(
     make_engine: MakeEngine, run: Run, raw: RawRedis, stream: str, enqueue: Enqueue
 ) -> None:
-    """Claimed before our own pending entries were read, it would be taken for one of those and run a second time."""
+    """If it were claimed before our own pending entries were read, it would count as one of them and run twice."""
     other = f"{stream}-other"
     raw.xgroup_create(stream, "processor", "0", mkstream=True)
     (entry,) = enqueue()
@@ -100,7 +100,7 @@ async def test_withholding_a_stream_ends_one_waiting_read_and_no_later_one(
     engine.pause_streams([stream])
     await asyncio.sleep(0.5)
 
-    # Its look is put off: one that stayed due would keep every read of the others from waiting.
+    # Its scan is postponed: a scan that stayed due would keep every read of the others from waiting.
     await wait_until_async(lambda: schedule._next[stream] > 0.0)
     # One is enough; a second may be under way before the read's end is seen here.
     assert 1 <= calls() - before <= 5

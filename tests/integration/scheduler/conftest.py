@@ -16,7 +16,7 @@ START = 1_800_000_000_000  # a round moment of virtual time, in January 2027
 
 
 class Stage:
-    """What the tests share. ``now`` is virtual time in ms for schedulers made with ``virtual()``."""
+    """Shared helpers. ``now`` is virtual time in ms for schedulers made with ``virtual()``."""
 
     def __init__(self, url: str, prefix: str) -> None:
         self.url = url
@@ -53,7 +53,7 @@ class Stage:
         return task
 
     async def at(self, seconds: float, *schedulers: Scheduler) -> list[int]:
-        """Let virtual time be so many seconds past START, tick, and return the due times fired so far, from START."""
+        """Set virtual time to this many seconds past START, tick, and return the due times fired so far, from START."""
         self.now = START + round(seconds * 1_000)
         for scheduler in schedulers:
             await scheduler.tick()

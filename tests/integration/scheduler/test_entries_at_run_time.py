@@ -90,7 +90,7 @@ async def test_a_pause_holds_on_every_host_at_once_and_through_restarts(stage: S
 
     assert await restarted.resume("beat")
     assert not await restarted.resume("beat")
-    assert await stage.at(45, first, second, restarted) == [10]  # what was due in the pause was not wanted
+    assert await stage.at(45, first, second, restarted) == [10]  # ticks of the pause are dropped
     assert await stage.at(50, first, second, restarted) == [10, 50]
     assert (await first.list_entries())[0].missed == 0
 
@@ -195,7 +195,7 @@ async def test_what_code_no_longer_declares_is_reported_and_not_fired(
     assert [record.__dict__["entry"] for record in reports] == ["dropped"]
     assert "dropped" not in {run.name for run in await new.next_runs(10)}
 
-    # A host of the old release, still running during the deploy, declares it and goes on firing it.
+    # A host of the old release, still running during the deploy, declares it and continues to fire it.
     await stage.at(10, old)
     assert f"dropped@{START + 10_000}" in await stage.ids()
 
@@ -322,7 +322,7 @@ async def test_foreign_data_in_the_store_stops_no_scheduler(stage: Stage, where:
 
 
 async def test_lost_schedule_data_is_stored_again_from_code(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    """FLUSHALL, or a server that came back empty. Nothing due before that is fired again."""
+    """FLUSHALL, or a server that restarted empty. Nothing due before that is fired again."""
     host, other = await stage.started(stage.entry()), await stage.started(stage.entry())
     await stage.at(10, host, other)
     keys = [key async for key in stage.redis.scan_iter(f"*{stage.group}*")]

@@ -1,4 +1,4 @@
-"""The example of this package does what it says."""
+"""The example of this package works as documented."""
 
 import os
 import subprocess
@@ -39,6 +39,6 @@ def test_the_nightly_report_runs_once_a_night_over_two_hosts(redis_url: str) -> 
 
 @pytest.mark.spec("CM-002.1")
 def test_the_engine_knows_no_schedule() -> None:
-    """What it imports is what it could do: neither cronsim nor this package is imported when it is loaded."""
+    """Neither cronsim nor this package is imported when it is loaded."""
     code = "import sys, conquiet.runtime; print({'cronsim', 'conquiet.scheduler'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -31,7 +31,7 @@ START = 1_800_000_000_000
 
 
 async def test_three_schedulers_fire_each_tick_of_ten_minutes_once(stage: Stage) -> None:
-    """They wake at random moments, often together, and share nothing but Redis."""
+    """They wake at random moments, often together, and share only Redis."""
     entries = [
         stage.entry("second", Every(1), grace_s=60),
         stage.entry("five", Cron("*/5 * * * * *", "Europe/Berlin"), grace_s=60),
@@ -89,7 +89,7 @@ async def test_a_plan_made_from_an_old_pointer_is_void_as_a_whole(stage: Stage) 
 
 
 async def test_the_server_refuses_what_is_not_due_by_its_own_clock(stage: Stage) -> None:
-    """A host whose time runs ahead can ask; the script looks at TIME itself."""
+    """A host with a fast clock can send the script, but the script reads TIME itself."""
     host = stage.real(stage.entry())
     await host._firer.store_declared()
     store = ScheduleStore(stage.redis, stage.group)
@@ -171,7 +171,7 @@ async def test_a_refusing_stream_moves_no_pointer(stage: Stage) -> None:
 async def test_a_stream_that_refuses_holds_back_no_other(
     stage: Stage, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A key of another type, for one: that of the stream or that of its entries."""
+    """A key of another type, for example: of the stream or of its entries."""
     bad = f"{stage.stream}-bad"
     keys = {"stream": bad, "state": f"{keys_of(bad).base}:schedule:{stage.group}:state"}
     host = await stage.started(stage.entry())
@@ -208,7 +208,7 @@ async def test_an_absence_of_all_hosts_goes_by_the_policy_and_is_counted(
     before = REGISTRY.get_sample_value("conquiet_scheduler_missed_total", {"stream": stage.stream}) or 0
     await stage.at(10, host)
 
-    later, another = await stage.started(entry), await stage.started(entry)  # both come back, in any order
+    later, another = await stage.started(entry), await stage.started(entry)  # both are returned, in any order
     assert await stage.at(109, later, another) == fired
 
     (listed,) = await later.list_entries()

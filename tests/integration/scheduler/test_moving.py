@@ -1,4 +1,4 @@
-"""An entry whose code names another stream moves there: once, whole, and however often the move is interrupted."""
+"""An entry moves to the stream that its code names now: once, completely, through any number of interruptions."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_a_one_off_time_that_was_fired_is_not_fired_again_elsewhere(stage:
 async def test_an_interrupted_move_fires_no_tick_twice_and_is_completed(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, killed: str, step: str, next_starts: list[str], state: str
 ) -> None:
-    """The deployment goes on, or is rolled back, or both of them."""
+    """The deployment continues, or is rolled back, or both."""
     entries = {"old": stage.entry(), "new": stage.entry(stream=f"{stage.stream}-other")}
     old = await stage.started(entries["old"])
     await stage.at(10, old)
@@ -125,14 +125,17 @@ async def test_pausing_an_entry_during_a_move_applies_to_its_new_stream(stage: S
     assert await new.resume("beat")
     assert not await new.resume("beat")
     await stage.at(30, old, new)
-    assert await all_dues(stage) == [10]  # frozen all the same
+    assert await all_dues(stage) == [10]  # still frozen
     back = await stage.started(stage.entry())
     await stage.at(40, old, new, back)
     assert await all_dues(stage) == [10, 40]
 
 
 async def test_an_entry_on_two_streams_continues_from_the_later_pointer(stage: Stage) -> None:
-    """Two releases were deployed at once and fired. The stream's pause is kept, unless the entry was leaving it."""
+    """Two releases were deployed concurrently and fired.
+
+    The stream's pause is kept, unless the entry was leaving it.
+    """
     entry = stage.entry()
     host = await stage.started(entry)
     store = host._store

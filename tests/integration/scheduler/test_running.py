@@ -1,4 +1,4 @@
-"""The loop itself, in real time: when it fires, what it notices, how it ends, what an outage does to it."""
+"""The loop itself, in real time: when it fires, what it notices, how it ends, and the effect of an outage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class WrongClock:
-    """A host whose date is off, and whose other clock may run at another speed."""
+    """A host with a wrong date, and perhaps another speed of its monotonic clock."""
 
     def __init__(self, off_by_s: float, speed: float = 1.0) -> None:
         self._off_by_s = off_by_s
@@ -46,7 +46,7 @@ def due_ms(fire_id: str) -> int:
 
 
 async def test_hosts_with_wrong_clocks_fire_each_tick_once_and_never_early(stage: Stage) -> None:
-    """A year ahead, a day behind, and one whose seconds are too short: it wakes early, asks, and is refused."""
+    """A year ahead, a day behind, and a clock that is too fast: it wakes early, sends its request, and is refused."""
     entry = stage.entry(when=Every(0.5))
     clocks = [WrongClock(365 * 86_400.0), WrongClock(-86_400.0), WrongClock(0.0, speed=3.0)]
     for clock in clocks:
@@ -61,7 +61,7 @@ async def test_hosts_with_wrong_clocks_fire_each_tick_once_and_never_early(stage
 
 
 async def test_a_change_by_another_host_is_noticed_while_the_loop_sleeps(stage: Stage) -> None:
-    """The host's next own tick is a day away; what is added on another host fires all the same."""
+    """The host's next tick is a day away; an entry that another host adds fires in time."""
     host = stage.real(stage.entry("daily", Every(86_400)))
     stage.run(host)
     await wait_until_async(host.list_entries)
@@ -178,7 +178,7 @@ async def test_an_outage_that_lasts_is_an_error_and_not_an_endless_wait(
 
 
 async def test_a_stream_that_refuses_for_long_ends_nothing(stage: Stage) -> None:
-    """Only a server that does not answer is given up."""
+    """Only after a server did not reply is it given up."""
     bad = f"{stage.stream}-bad"
     await stage.redis.set(bad, "not a stream")
     running = stage.run(stage.real(stage.entry("oops", Every(0.1), stream=bad), stage.entry(), give_up_after_s=0.1))

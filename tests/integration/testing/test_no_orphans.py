@@ -1,4 +1,4 @@
-"""No server, no helper process and no folder outlives its owner, whatever kills the owner."""
+"""No server, no helper process and no folder outlives its owner, for any kind of death."""
 
 import json
 import os

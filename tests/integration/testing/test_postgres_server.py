@@ -69,7 +69,7 @@ def test_a_killed_server_leaves_no_shared_memory() -> None:
 
 
 def test_only_unused_segments_of_the_named_processes_are_removed() -> None:
-    """Some kernels remove a dead process's segments by themselves (kernel.shm_rmid_forced); so made by hand here."""
+    """Some kernels remove the segments of a dead process (kernel.shm_rmid_forced), so the test makes one."""
     before = segments_of(os.getpid())
     assert ctypes.CDLL(None).shmget(0, 4096, 0o600) >= 0
 

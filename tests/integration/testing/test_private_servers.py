@@ -1,4 +1,4 @@
-"""What every private server promises, shown on Redis because it is the fastest to start."""
+"""Promises of every private server, shown on Redis because it is the fastest to start."""
 
 import os
 import signal
@@ -125,7 +125,7 @@ def test_a_missing_program_is_noticed_before_anything_is_started() -> None:
 
 
 def test_a_port_that_was_taken_meanwhile_is_replaced_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the look for a free port and the server's start another process may be faster."""
+    """Another process may bind the free port before the server starts."""
     with socket.create_server(("127.0.0.1", 0)) as squatter:
         ports = iter([squatter.getsockname()[1], free_port()])
         monkeypatch.setattr(process, "free_port", lambda: next(ports))
@@ -138,7 +138,7 @@ def test_a_port_that_was_taken_meanwhile_is_replaced_by_another(monkeypatch: pyt
 def test_another_server_on_the_same_port_is_not_taken_for_ours(
     private_redis: StartRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would answer PING just as well."""
+    """It would reply to PING as well."""
     neighbour = private_redis()
     monkeypatch.setattr(process, "free_port", lambda: neighbour.port)
 

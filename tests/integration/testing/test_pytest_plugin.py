@@ -1,4 +1,4 @@
-"""The plugin as a user's project loads it: a pytest run in a folder of its own, with the one line in conftest.py."""
+"""The plugin as a user's project loads it: a pytest run in a separate folder, with the one line in conftest.py."""
 
 import subprocess
 import sys

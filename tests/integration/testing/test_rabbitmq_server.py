@@ -41,7 +41,7 @@ def test_a_durable_message_survives_a_kill(broker: RabbitMQServer) -> None:
         channel.queue_declare("kept", durable=True)
         persistent = pika.BasicProperties(delivery_mode=pika.DeliveryMode.Persistent)
         channel.basic_publish("", "kept", b"hello", persistent)
-    # RabbitMQ 3 answers a declaration before Mnesia's log is on disk; what is proved here is our kill and restart.
+    # RabbitMQ 3 confirms a declaration before Mnesia's log is on disk; this test is about kill and restart only.
     broker.ctl("eval", "mnesia:sync_log().")
 
     broker.kill()

@@ -1,4 +1,4 @@
-"""The private Redis Cluster: what happens to a cluster in operation happens to it, and it comes back."""
+"""The private Redis Cluster has the events of a cluster in operation, and recovers."""
 
 from collections.abc import Callable
 

@@ -17,7 +17,7 @@ def make_engine() -> Iterator[Callable[..., Engine]]:
     made: list[Engine] = []
 
     def make(url: str, *, lock_wait_s: int = 60) -> Engine:
-        # Without TLS, which MySQL offers by itself: the proxy has to find the word COMMIT.
+        # Without TLS, which MySQL offers by default: the proxy has to find the word COMMIT.
         arguments = {"init_command": f"SET SESSION innodb_lock_wait_timeout={lock_wait_s}", "ssl_disabled": True}
         engine = create_engine(url, connect_args=arguments)
         made.append(engine)

@@ -70,7 +70,7 @@ def nothing_for_the_collector() -> Iterator[None]:
 def async_engine(
     engine: Engine, db_url: str, make_async_engine: Callable[..., AsyncEngine], driver: str
 ) -> AsyncEngine:
-    """Beside the fixture ``engine``, which makes the tables."""
+    """In addition to the fixture ``engine``, which makes the tables."""
     return make_async_engine(db_url, driver)
 
 
@@ -113,7 +113,7 @@ async def test_an_effect_happens_once_and_its_message_with_it(
 
 
 async def test_of_many_runs_at_once_one_has_the_effect(async_engine: AsyncEngine, counted: Callable[[], int]) -> None:
-    """The others wait for it, or meet a conflict: they never run beside it."""
+    """The others wait for it, or get a conflict: they never run concurrently."""
     running = 0
 
     async def work(session: AsyncConnection) -> None:
@@ -208,7 +208,7 @@ async def test_a_lost_reply_to_commit_is_unknown_and_the_inbox_decides(
 ) -> None:
     proxy = fault_proxy(db_url)
     async_engine = make_async_engine(proxy.url_for(db_url), driver)
-    async with async_engine.connect() as connection:  # the first connection asks the server many things
+    async with async_engine.connect() as connection:  # the first connection sends many queries
         await connection.execute(text("SELECT 1"))
     proxy.drop_next_reply(after_request_matching=b"COMMIT")
 

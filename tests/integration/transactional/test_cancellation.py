@@ -53,7 +53,7 @@ def effects(engine: Engine) -> Callable[[], dict[str, int]]:
 
 
 def at_the_server(engine: Engine) -> tuple[int, int]:
-    """Return the connections to this test's database, beside our own, and the open transactions that wrote."""
+    """Return the other connections to this test's database, and the open transactions that wrote."""
     with engine.connect() as connection:
         others = connection.execute(
             text("SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()")
@@ -140,7 +140,7 @@ def slow_commit(
 
 
 async def begin_commit(proxy: FaultProxy, async_engine: AsyncEngine) -> "asyncio.Task[bool]":
-    """Return a handler whose COMMIT has been sent."""
+    """Return a handler that has sent its COMMIT."""
     async with async_engine.connect() as connection:
         await connection.execute(text("SELECT 1"))
     proxy.stall_next_reply(after_request_matching=b"COMMIT")

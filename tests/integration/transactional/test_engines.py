@@ -81,7 +81,7 @@ async def test_the_runtime_runs_a_message_once_however_often_it_is_delivered(
 
     def deliver(message: Any, ctx: Any) -> None:
         nonlocal handled
-        handle(message, ctx)  # raises when the lease was lost, which on a slow machine it may be: then it comes again
+        handle(message, ctx)  # raises if the lease was lost, as on a slow machine: then it is delivered again
         handled += 1
         if handled == 1:
             raise RuntimeError("committed, and then the process dies before the ack")

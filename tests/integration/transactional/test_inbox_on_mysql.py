@@ -22,7 +22,7 @@ def a_message(message_id: str, data: bytes) -> QueueMessage:
 
 
 def waiting(engine: Engine) -> int:
-    """How many transactions of the server wait for a row."""
+    """Return how many transactions of the server wait for a row."""
     with engine.connect() as connection:
         return int(
             connection.execute(
@@ -142,7 +142,7 @@ def test_waiting_too_long_is_a_conflict_and_leaves_nothing(
 def test_a_handler_that_swallows_a_deadlock_cannot_commit_without_its_inbox_row(
     engine: Engine, db_url: str, make_engine: Callable[..., Engine]
 ) -> None:
-    """The server has rolled everything back, the row included. Going on would be an effect without a row."""
+    """The server has rolled everything back, the row included. Continuing would be an effect without a row."""
     with DbSession(engine) as session:
         session.execute("CREATE TABLE account (id INT PRIMARY KEY, balance INT)")
         session.execute("INSERT INTO account VALUES (1, 0), (2, 0)")
@@ -178,7 +178,7 @@ def test_the_inbox_costs_one_statement_and_a_second_for_duplicates(engine: Engin
             Outbox().add(session, "t", {"n": 1})
         return questions() - before
 
-    cost(None)  # the first use of a connection says more
+    cost(None)  # the first use of a connection sends more
     nothing = cost(None)
     one, other = a_message("1-0", b"1"), a_message("1-0", b"2")
 

@@ -1,4 +1,4 @@
-"""Tables of an earlier layout are migrated on every database, by whichever call comes first."""
+"""Tables of an earlier layout are migrated on every database, by any of the calls."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Old rows go in the background: by one host at a time, in short transactions, beside inserts."""
+"""Old rows are deleted in the background: by one host at a time, in short transactions, during inserts."""
 
 import logging
 import os
@@ -161,7 +161,7 @@ def test_a_purger_is_a_worker(engine: Engine, inbox: Inbox) -> None:
 
 
 def insert_for(engine: Engine, inbox: Inbox, seconds: float, name: str) -> list[float]:
-    """Insert inbox rows, one transaction each, for so long; return the times."""
+    """Insert inbox rows for this time, one transaction each; return the durations."""
     took: list[float] = []
     until = time.monotonic() + seconds
     while time.monotonic() < until:

@@ -172,7 +172,7 @@ def test_publishing_does_not_keep_business_transactions_from_writing(
 def test_two_relays_on_a_small_table_do_not_wait(
     engine: Engine, db_url: str, make_engine: Callable[..., Engine], keys: list[str | None]
 ) -> None:
-    """A DELETE that looks at rows of the other relay waits for them; two of these deadlock, and one repeats itself."""
+    """A DELETE that reads rows of the other relay waits for them; two of these deadlock, and one is repeated."""
     holding, go_on = threading.Event(), threading.Event()
 
     class Target:
@@ -294,7 +294,7 @@ def test_a_stop_ends_a_relay_that_has_nothing_to_do(
 
 
 def test_unserved_rows_are_found_by_index_alone(engine: Engine, queue: RedisStreamsQueue) -> None:
-    """The relay looks for them twice a minute. That must not read every row that waits."""
+    """The relay searches for them twice a minute. That must not read every waiting row."""
     with DbSession(engine) as session:
         for number in range(600):
             Outbox().add(session, "ledger" if number % 2 else "leger", {"n": number}, key=str(number % 7))

@@ -26,7 +26,7 @@ def engine(request: pytest.FixtureRequest, db_url: str, postgres_url: str) -> It
 
 
 def differences(engine: Engine, target: MetaData) -> list[Any]:
-    """What autogenerate would write into a migration."""
+    """The operations that autogenerate would write into a migration."""
     with engine.connect() as connection:
         options = {"compare_type": True, "compare_server_default": True}
         return list(compare_metadata(MigrationContext.configure(connection, opts=options), target))
@@ -77,7 +77,7 @@ def test_alembic_creates_what_is_missing_and_drops_nothing(engine: Engine) -> No
 
 
 def test_alembic_would_drop_the_tables_without_the_metadata(engine: Engine) -> None:
-    """What a deployment meets that runs 'conquiet db init' and knows nothing of ``metadata``."""
+    """A deployment that runs 'conquiet db init' and does not use ``metadata``."""
     create_tables(engine)
 
     assert {change[0] for change in differences(engine, MetaData())} >= {"remove_table"}

@@ -1,4 +1,4 @@
-"""Outcomes of a batch: of payloads that do not fit, and those that the call has returned, each in its place."""
+"""Outcomes of a batch, by position: of payloads that do not fit, and as the call returned them."""
 
 import pytest
 
@@ -23,5 +23,5 @@ FAILED = KeyError("failed")
 def test_an_outcome_belongs_to_the_message_that_it_is_about(
     decoded: list[Outcome], returned: list[Outcome] | None, expected: list[Outcome] | None
 ) -> None:
-    """A message whose payload does not fit is not passed to the handler: what it returns is shorter than the batch."""
+    """The handler does not get a message with a payload that does not fit, so its result is shorter than the batch."""
     assert _joined(decoded, returned) == expected

@@ -1,4 +1,4 @@
-"""Which driver and which engine an application's database stands for."""
+"""The driver and the engine for each kind of database argument."""
 
 import pytest
 from sqlalchemy import create_engine, make_url

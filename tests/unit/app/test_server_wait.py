@@ -14,7 +14,7 @@ from conquiet.errors import ServerUnreachableError
 
 
 class Late:
-    """A server that answers at the given question."""
+    """A server that replies at the given attempt."""
 
     def __init__(self, answers_at: int) -> None:
         self.checked = 0

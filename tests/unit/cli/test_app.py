@@ -53,7 +53,7 @@ def test_every_command_is_in_the_handbook(name: str) -> None:
 
 
 def test_importing_the_command_line_imports_no_client_library() -> None:
-    """What takes time is imported by the command that needs it; that keeps the import under 300 ms."""
+    """Slow imports happen in the command that needs them; this keeps the import of the command line under 300 ms."""
     heavy = ["redis", "sqlalchemy", "pika", "rich", "msgspec", "prometheus_client", "asyncio"]
     code = f"import sys, conquiet.cli.app; print([name for name in {heavy!r} if name in sys.modules])"
 

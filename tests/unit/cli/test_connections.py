@@ -1,4 +1,4 @@
-"""URLs that cannot be used: one sentence and exit code 2, before any server is asked."""
+"""Unusable URLs: one sentence and exit code 2, before any server is contacted."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ VARIABLES = ("CONQUIET_REDIS_URL", "CONQUIET_DB_URL", "CONQUIET_RABBIT_URL", "CO
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run the words and return what was said, after seeing that it is a refusal."""
+    """Run a command line, check that it is refused, and return its output."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -109,6 +109,6 @@ def test_a_rabbitmq_url_that_cannot_be_used(
 
 @pytest.mark.parametrize("driver", ["sqlite", "sqlite+pysqlite", "sqlite+aiosqlite"])
 def test_a_database_url_of_an_app_works_in_commands_too(tmp_path: Path, driver: str) -> None:
-    """An app takes a URL with an asynchronous driver; 'conquiet db init' said MissingGreenlet to it."""
+    """An app accepts a URL with an asynchronous driver; 'conquiet db init' failed with MissingGreenlet on it."""
     with open_database(f"{driver}:///{tmp_path / 'shop.db'}") as engine, engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT 1").scalar() == 1

@@ -1,4 +1,4 @@
-"""An interrupted command ends, whatever its libraries wait for."""
+"""An interrupted command ends even if its libraries wait for something."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ def test_a_command_that_cannot_close_ends_with_its_exit_code(error: str, code: i
 
 
 def test_a_process_with_another_job_is_not_ended() -> None:
-    """A program that calls the commands itself catches the interruption and goes on."""
+    """A program that calls the commands catches the interruption and continues."""
     assert run(error="SystemExit(7)", patience=1, arm="") == 7
 
 

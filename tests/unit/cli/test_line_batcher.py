@@ -49,7 +49,7 @@ def test_a_batch_does_not_wait_for_what_comes_much_later(drive: Callable[..., No
 
     def take(batch: list[dict[str, Any]]) -> None:
         taken.append(batch)
-        lines.put(2 if len(taken) == 1 else None)  # the producer goes on when the first line has arrived
+        lines.put(2 if len(taken) == 1 else None)  # the producer continues when the first line has arrived
 
     lines.put(1)
     drive(LineBatcher(source(), size=500), take)

@@ -38,7 +38,7 @@ INTEGERS = options_of(int)
 
 
 def refusal_of(*words: str) -> str:
-    """Return what the parser says."""
+    """Return the message of the parser."""
     with pytest.raises(typer.BadParameter) as refused:
         COMMAND.main(list(words), standalone_mode=False)
     assert refused.value.exit_code == 2

@@ -20,7 +20,7 @@ class Terminal(io.TextIOWrapper):
 
 @pytest.fixture
 def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """``on_terminal("latin-1", print_json, value)``: what a terminal of 80 columns gets from that call."""
+    """``on_terminal("latin-1", print_json, value)``: return the output on a terminal of 80 columns."""
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "80")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def test_streams_that_are_closed_are_there_again() -> None:
-    """With number 1 free, the next connection would get it, and with it whatever a child prints."""
+    """If descriptor 1 is free, the next connection gets it, and children then print into that connection."""
     code = (
         "import os, sys; from conquiet.cli.stdio import repair_stdio; repair_stdio(); "
         "[os.fstat(number) for number in range(3)]; print(sys.stdout.isatty()); sys.exit(sys.stdin is not None)"

@@ -1,4 +1,4 @@
-"""An event loop whose clock is moved by hand."""
+"""An event loop with a clock that the test advances."""
 
 import asyncio
 

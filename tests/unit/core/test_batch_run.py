@@ -1,4 +1,4 @@
-"""Which members of a batch fail, and what finding them costs."""
+"""Bisection finds the failing members of a batch, at a bounded number of calls."""
 
 import pytest
 
@@ -87,7 +87,7 @@ async def test_an_unavailable_server_is_no_members_fault() -> None:
     outcomes = await BatchRun(range(8), call).run()
 
     assert all(isinstance(outcome, InfrastructureError) for outcome in outcomes)
-    assert len(calls) == 3  # the server was not called again after it was away
+    assert len(calls) == 3  # the server was not called again after it became unavailable
 
 
 async def test_a_conflict_is_met_by_the_same_members_once_more() -> None:

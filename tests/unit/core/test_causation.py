@@ -1,4 +1,4 @@
-"""A message names the message whose handler emitted it, and nothing of its payload."""
+"""A message names the message of the handler that emitted it, and nothing of its payload."""
 
 import contextvars
 

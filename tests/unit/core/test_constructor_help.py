@@ -15,7 +15,7 @@ class Described:
 
 
 class Own(Described):
-    """A class whose constructor has words of its own."""
+    """A class with a documented constructor."""
 
     __module__ = "conquiet.example"
 

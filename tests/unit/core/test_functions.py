@@ -1,4 +1,4 @@
-"""What kind a function is, however it is dressed up."""
+"""The kind of a function is recognised through any wrapper."""
 
 import asyncio
 import functools
@@ -107,7 +107,7 @@ def with_a_stated_signature(function: Any) -> Any:
 
 
 class Proxy:
-    """As decorators of wrapt's are: it looks like what it wraps in every respect, and calls it in a way of its own."""
+    """Like decorators of wrapt: it has all attributes of the wrapped function and calls it in its own way."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -160,7 +160,7 @@ class Unknown:
     ],
 )
 def test_what_can_take_the_arguments_is_let_through(function: Callable[..., Any]) -> None:
-    """A wrapper is asked itself, in whatever way it names what it wraps; what C code takes may not be known."""
+    """The signature of the wrapper itself counts, for every kind of wrapper; a C function may have none."""
     require_arguments("handler", function, "message")
 
 

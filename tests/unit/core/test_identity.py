@@ -34,7 +34,7 @@ def test_a_forked_child_starts_with_its_own_pid() -> None:
         try:
             os.write(write, stable_consumer_id().encode())
         finally:
-            os._exit(0)  # whatever happened: a second pytest on the same pipe would hang the run without a word
+            os._exit(0)  # always: a second pytest on the same pipe would hang the run silently
     os.close(write)
     child_id = os.read(read, 200).decode()
     os.close(read)

@@ -1,4 +1,4 @@
-"""The JSON codec: what it writes, what it accepts, and that a refusal never shows what it refused."""
+"""The JSON codec: its output, the input it accepts, and refusals that never show a value."""
 
 import enum
 import json
@@ -34,7 +34,7 @@ def test_what_is_written_is_read_back(payload: dict[str, Any]) -> None:
     data = encode_payload(payload, max_bytes=MIB)
 
     assert decode_payload(data, max_bytes=MIB) == payload
-    assert json.loads(data.decode("utf-8")) == payload  # and by everyone else
+    assert json.loads(data.decode("utf-8")) == payload  # and by all other users
 
 
 @given(payloads)

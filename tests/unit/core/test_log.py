@@ -105,7 +105,7 @@ def test_modules_log_through_the_helper() -> None:
 
 
 def test_frames_begin_with_the_application_and_end_where_it_was_left() -> None:
-    """In a thread the first frames are those of the pool and of our adapters: the same for every message."""
+    """In a thread the first frames belong to the pool and to conquiet's adapters: the same for every message."""
 
     def parse() -> None:
         json.loads("{")

@@ -1,4 +1,4 @@
-"""A cancellation that a library swallows is raised all the same."""
+"""A cancellation that a library swallows is raised."""
 
 import asyncio
 

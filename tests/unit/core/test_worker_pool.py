@@ -1,4 +1,4 @@
-"""The pool by itself: never more than its limit, no task per item, nothing left over."""
+"""The pool alone: never more than its limit, no task per item, nothing left over."""
 
 import asyncio
 import contextvars
@@ -147,7 +147,7 @@ async def test_a_failed_or_cancelled_item_does_not_end_its_worker() -> None:
 
 
 async def test_a_cancellation_ends_with_the_work_it_was_meant_for() -> None:
-    """A task of its own would take it along. Here the next item has the same one."""
+    """A separate task would end with its cancellation. Here the next item runs in the same task."""
     seen: list[tuple[int, int]] = []
 
     async def work(item: int) -> None:
@@ -163,7 +163,7 @@ async def test_a_cancellation_ends_with_the_work_it_was_meant_for() -> None:
                 slot.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await asyncio.sleep(0)
-            case _:  # asked for twice, raised once
+            case _:  # requested twice, raised once
                 slot.cancel()
                 slot.cancel()
                 await asyncio.sleep(0)

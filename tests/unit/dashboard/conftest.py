@@ -1,4 +1,4 @@
-"""Dashboards without any server: nothing is connected before a page asks, and then the servers are away."""
+"""Dashboards without any server: a page connects on its first query, and the servers are unavailable."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ def client_of() -> Client:
 
 @pytest.fixture
 def make() -> Callable[..., Dashboard]:
-    """``make(authorize=…)``: a dashboard whose servers are away."""
+    """``make(authorize=…)``: a dashboard with unavailable servers."""
 
     def build(authorize: Any = None, **settings: Any) -> Dashboard:
         shown = {

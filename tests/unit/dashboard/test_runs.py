@@ -21,7 +21,7 @@ class Counting(RunExecutor):
 
 
 async def test_a_run_confirmed_before_its_counting_task_ended_is_carried_out() -> None:
-    """The page shows "counted" a moment before the task has ended. Without a second look the run would stand still."""
+    """The page shows "counted" a moment before the task has ended. Without a second check the run would stop."""
     carrier = Counting()
     carrier.start("run-1")
     assert await carrier.begun.get() == "run-1"

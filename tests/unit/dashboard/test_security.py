@@ -1,4 +1,4 @@
-"""What every request passes, proved for every route there is and not for a list of them."""
+"""Checks of every request, proved for every route of the application instead of a list."""
 
 import re
 from collections.abc import AsyncIterator, Callable
@@ -149,7 +149,7 @@ async def test_an_authorize_that_returns_nonsense_is_an_error(make: Make, client
 
 
 async def test_a_body_of_unknown_size_is_refused_unread(make: Make, client_of: Client) -> None:
-    """Sent in chunks, it has no length: it would be read whole, however long."""
+    """A chunked body has no length header: without a limit it would be read completely."""
     read = 0
 
     async def chunks() -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""Log-in by token: what a session is worth, and how many guesses there are."""
+"""Log-in by token: lifetime of a session, and the limit of guesses."""
 
 from collections.abc import Callable
 

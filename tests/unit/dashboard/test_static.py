@@ -15,7 +15,7 @@ CSS = (HERE / "static" / "dashboard.css").read_text(encoding="utf-8")
 
 
 def palettes() -> dict[str, dict[str, str]]:
-    """Return the colours of the light and the dark theme, and of the dark one that is chosen by hand."""
+    """Return the colours of the light and the dark theme, and of the dark theme that is chosen by hand."""
     blocks = re.findall(r"(:root[^{]*)\{([^}]*)\}", CSS)
     return {
         f"{number} {selector.strip()}": dict(re.findall(r"--([\w-]+):\s*(#[0-9a-f]{6})", body))

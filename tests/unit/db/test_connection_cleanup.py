@@ -33,7 +33,7 @@ def test_what_is_raised_inside_does_not_know_the_error_being_handled() -> None:
 
 
 def test_what_leaves_it_has_its_ordinary_context_again() -> None:
-    with pytest.raises(OSError, match="gone") as caught:  # noqa: PT012 - the chain is what is tested
+    with pytest.raises(OSError, match="gone") as caught:  # noqa: PT012 - the test is about the chain
         try:
             raise HandlerError("jane")
         except HandlerError:

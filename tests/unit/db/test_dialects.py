@@ -22,7 +22,7 @@ def test_a_mysql_lock_on_sqlite_is_refused_before_any_io(strategy: LockStrategy,
 
 
 class Nowhere:
-    """A target that is never asked."""
+    """A target that is never called."""
 
     def publish(self, messages: object) -> Any:
         raise AssertionError(messages)

@@ -1,4 +1,4 @@
-"""How many connections a pool lends at once, and what is said when that was not enough."""
+"""The number of connections that a pool lends concurrently, and the warning if it is too small."""
 
 from typing import Any
 

@@ -117,15 +117,15 @@ def test_a_busy_sqlite_is_a_conflict() -> None:
         (2013, True, CommitUnknownError),
         (2006, True, CommitUnknownError),
         (2013, False, DatabaseUnavailableError),  # before COMMIT the server rolls back when the connection ends
-        (1213, True, ConflictError),  # an answer is an answer: it did not commit
+        (1213, True, ConflictError),  # a reply proves that it did not commit
         (1205, False, ConflictError),
         (1062, True, DbWriteError),
         (1317, True, DbWriteError),
         (2003, False, DatabaseUnavailableError),  # no server was there
         (2026, True, CommitUnknownError),  # a TLS connection that broke in the middle, to libmariadb
-        (2003, True, CommitUnknownError),  # there was a connection, so this is no proof
+        (2003, True, CommitUnknownError),  # there was a connection, so this proves nothing
         (2012, True, CommitUnknownError),
-        (2999, True, CommitUnknownError),  # unknown to us, but of the client library and no answer
+        (2999, True, CommitUnknownError),  # unknown here, but raised by the client library and not a reply
         (-1, True, CommitUnknownError),
         (1045, True, DatabaseUnavailableError),
         (1053, True, CommitUnknownError),
@@ -144,7 +144,7 @@ def test_only_a_reply_that_is_missing_during_the_commit_is_unknown(
 
 
 class TimeLimitError(Exception):
-    """What a signal handler raises, in the middle of anything."""
+    """An exception of a signal handler, raised at any place."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which refusals mean that a server was demoted, and what becomes of the connections of its pool."""
+"""Refusals that mean that a server was demoted, and the connections of its pool afterwards."""
 
 import sqlite3
 from pathlib import Path

@@ -31,7 +31,7 @@ def test_a_conflict_ends_the_session_so_that_no_retry_loop_fits_inside(sqlite: E
     with DbSession(sqlite) as session:
         session.execute("INSERT INTO orders (id, amount) VALUES (1, 10)")
 
-    with pytest.raises(ConflictError, match="new session"), DbSession(sqlite) as session:  # noqa: PT012 - leaving the block is what raises
+    with pytest.raises(ConflictError, match="new session"), DbSession(sqlite) as session:  # noqa: PT012 - leaving the block raises
         session.execute("UPDATE orders SET amount = 0")
         with pytest.raises(ConflictError):
             occ_update(session, "orders", 1, {"amount": 11}, expected_version=7)
@@ -64,7 +64,7 @@ def test_an_idempotent_insert_happens_once(sqlite: Engine) -> None:
         with pytest.raises(DbWriteError) as caught:
             insert_idempotent(session, "orders", 2, {"email": CANARY})
         assert CANARY not in str(caught.value)
-        for id_value in (1, 3):  # not a duplicate, also where the row is there
+        for id_value in (1, 3):  # not a duplicate, even if the row exists
             with pytest.raises(DbWriteError):
                 insert_idempotent(session, "orders", id_value, {"status": None})
     assert amounts(sqlite) == {1: 10}

@@ -1,4 +1,4 @@
-"""INSERT on SQLite: what is written, which duplicates are suppressed."""
+"""INSERT on SQLite: the written row, and the suppressed duplicates."""
 
 import logging
 
@@ -40,7 +40,7 @@ def test_a_duplicate_is_suppressed_logged_and_counted(
 
 @pytest.mark.spec("CQ-005.12")
 def test_a_duplicate_of_another_unique_key_is_raised(writer: DbWriter, sqlite: Engine) -> None:
-    """The row asked for does not exist: suppressing this would lose it."""
+    """The requested row does not exist: suppressing the error would lose it."""
     writer.execute(insert(1, email=CANARY))
 
     with pytest.raises(DbWriteError) as caught:

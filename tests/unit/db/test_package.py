@@ -58,7 +58,7 @@ def in_session(writer: DbWriter, work: Callable[[DbSession], object]) -> None:
 
 
 GOOD: dict[str, tuple[str, Write, int]] = {
-    # what is written, how, and how many writes that is
+    # the row, the way it is written, and the number of writes
     "insert": ("insert", lambda w: w.execute(insert(10)), 1),
     "insert, a duplicate": ("insert", lambda w: w.execute(insert(1)), 1),
     "insert, many": ("insert", lambda w: w.execute_many([insert(10), insert(11), insert(12)]), 3),
@@ -127,7 +127,7 @@ class Forbidden(LockBackend):
 BUILDERS = {"insert", "update", "select", "delete", "union", "union_all", "exists", "values", "declarative_base"}
 
 
-# What describes the tables for a migration tool; it makes no statement that reads or writes a row.
+# Modules that describe the tables for a migration tool; they make no statement that reads or writes a row.
 DESCRIBES_TABLES = {"transactional/metadata.py", "transactional/migrations.py"}
 
 

@@ -73,7 +73,7 @@ def test_leaving_commits_everything_and_an_exception_nothing(sqlite: Engine) -> 
         assert session.execute("INSERT INTO orders (id, amount) VALUES (1, 10)") == 1
         session.execute("INSERT INTO orders (id, amount) VALUES (:id, 20)", {"id": 2})
 
-    with pytest.raises(RuntimeError, match="mine"), DbSession(sqlite) as session:  # noqa: PT012 - leaving the block is what raises
+    with pytest.raises(RuntimeError, match="mine"), DbSession(sqlite) as session:  # noqa: PT012 - leaving the block raises
         session.execute("UPDATE orders SET amount = 0")
         raise RuntimeError("mine")
 
@@ -160,10 +160,10 @@ def test_checks_run_right_before_commit_and_can_stop_it(sqlite: Engine) -> None:
     with DbSession(sqlite) as session:
         session.before_commit(check)
         session.execute("INSERT INTO orders (id, amount) VALUES (1, 10)")
-    with pytest.raises(RuntimeError, match="not like this"), DbSession(sqlite) as session:  # noqa: PT012 - leaving the block is what raises
+    with pytest.raises(RuntimeError, match="not like this"), DbSession(sqlite) as session:  # noqa: PT012 - leaving the block raises
         session.before_commit(refuse)
         session.execute("INSERT INTO orders (id, amount) VALUES (2, 20)")
-    with pytest.raises(ZeroDivisionError), DbSession(sqlite) as session:  # noqa: PT012 - leaving the block is what raises
+    with pytest.raises(ZeroDivisionError), DbSession(sqlite) as session:  # noqa: PT012 - leaving the block raises
         session.before_commit(check)
         raise ZeroDivisionError
 
@@ -198,7 +198,7 @@ def test_a_release_that_fails_closes_the_connection(sqlite: Engine) -> None:
 
 
 def test_an_interrupt_rolls_back_too(sqlite: Engine) -> None:
-    with pytest.raises(KeyboardInterrupt), DbSession(sqlite) as session:  # noqa: PT012 - leaving the block is what raises
+    with pytest.raises(KeyboardInterrupt), DbSession(sqlite) as session:  # noqa: PT012 - leaving the block raises
         session.execute("INSERT INTO orders (id, amount) VALUES (1, 10)")
         raise KeyboardInterrupt
     assert amounts(sqlite) == {}
@@ -216,7 +216,7 @@ def test_a_check_that_marks_the_session_failed_prevents_the_commit(sqlite: Engin
 
 
 def test_the_commit_of_an_orm_session_commits_nothing_of_ours(sqlite: Engine) -> None:
-    with pytest.raises(HandlerError), DbSession(sqlite) as session:  # noqa: PT012 - leaving the block is what raises
+    with pytest.raises(HandlerError), DbSession(sqlite) as session:  # noqa: PT012 - leaving the block raises
         with Session(bind=session.connection) as orm:
             orm.add(Order(id=1, amount=1))
             orm.commit()

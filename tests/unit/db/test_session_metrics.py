@@ -10,7 +10,7 @@ from conquiet.errors import ConflictError, DbWriteError
 
 
 class Counts:
-    """How far the counters moved since this was made."""
+    """Changes of the counters since this object was made."""
 
     def __init__(self, table: str, op_type: str) -> None:
         self._labels = {"table": table, "op_type": op_type}
@@ -59,7 +59,7 @@ def test_each_statement_of_a_session_is_counted_by_its_keyword(sqlite: Engine, s
 def test_a_write_that_is_rolled_back_or_fails_counts_as_an_error(sqlite: Engine) -> None:
     counts = Counts("(session)", "insert")
 
-    with pytest.raises(RuntimeError), DbSession(sqlite) as session:  # noqa: PT012 - leaving the block is what raises
+    with pytest.raises(RuntimeError), DbSession(sqlite) as session:  # noqa: PT012 - leaving the block raises
         session.execute(INSERT, {"id": 1})
         raise RuntimeError
     assert counts.moved() == (0, 1, 1)

@@ -1,4 +1,4 @@
-"""Which operations share a statement."""
+"""Operations that share a statement."""
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping

@@ -165,7 +165,7 @@ def test_a_closed_writer_refuses_and_leaves_the_engine_open(sqlite: Engine) -> N
 
 
 class RecordingLock(LockBackend):
-    """Notes what it is asked for."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

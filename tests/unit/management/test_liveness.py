@@ -1,4 +1,4 @@
-"""What is known about a consumer, from its key, its idle time and the server's version."""
+"""The state of a consumer, from its key, its idle time and the server's version."""
 
 import pytest
 

@@ -5,7 +5,7 @@ from typing import Any
 from conquiet.management.rabbit_queues import RabbitView
 
 REPLY = {
-    # As RabbitMQ 3.10 answers: the newest sample first, and totals for what is counted.
+    # As RabbitMQ 3.10 replies: the newest sample first, and totals for the counters.
     "name": "orders",
     "messages_details": {"avg": 1.5, "samples": [{"sample": 4, "timestamp": 120}, {"sample": 3, "timestamp": 60}]},
     "message_stats": {
@@ -22,7 +22,7 @@ REPLY = {
 
 
 class Recorded:
-    """Stands for the management API."""
+    """Replaces the management API."""
 
     def __init__(self, reply: Any) -> None:
         self._reply = reply

@@ -51,7 +51,7 @@ def test_importing_the_registry_again_finds_the_same_metrics() -> None:
 
 @pytest.mark.spec("CQ-007.1")
 def test_no_other_module_makes_a_metric() -> None:
-    """A look at what is registered sees only the modules that were imported."""
+    """The registry shows only metrics of modules that were imported."""
     package = Path(registry.__file__).parents[1]
     makers = re.compile(r"\b(Counter|Gauge|Histogram|Summary|Info|Enum|get_or_create)\(")  # prom.Counter( too
     found = {

@@ -1,4 +1,4 @@
-"""Names are those of the installed conventions, and nothing is imported without the extra."""
+"""Names match the installed conventions, and nothing is imported without the extra."""
 
 import subprocess
 import sys

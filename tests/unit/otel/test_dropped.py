@@ -33,7 +33,7 @@ NO_SENDER: dict[str, str] | None = None
 
 
 class Curious(Sampler):
-    """A sampler of the user's own, which wants to be asked."""
+    """A sampler of the user, which has to be called."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -158,7 +158,7 @@ def test_a_caller_with_a_context_of_its_own_leaves_the_span_current() -> None:
 
 @pytest.mark.parametrize(("context", "is_followed"), [("child", True), ("link", False)])
 def test_a_worker_has_the_dropped_span_of_each_message(context: str, is_followed: bool) -> None:  # noqa: FBT001
-    """Made current once for the worker: it stands for the message whose handler asks, and for none outside of one."""
+    """Made current once for the worker: it represents the message that is being handled; outside of a handler none."""
     begin(ParentBased(ALWAYS_OFF), NO_SENDER, context=context)
     active = tracing.active
     assert active is not None
@@ -189,7 +189,7 @@ def test_a_worker_has_the_dropped_span_of_each_message(context: str, is_followed
 
 
 class Sent(Handling):
-    """A message whose sender's trace was dropped."""
+    """A message with a dropped trace of its sender."""
 
     @property
     def headers(self) -> Mapping[str, str]:

@@ -14,7 +14,7 @@ from conquiet.runtime.message import RuntimeMessage
 
 
 class Emitter:
-    """One whose server never answers, or whose call fails."""
+    """A server that never replies, or a call that fails."""
 
     def __init__(self, *, error: Exception | None = None) -> None:
         self.begun = threading.Event()

@@ -1,4 +1,4 @@
-"""How often a promoter looks at a stream."""
+"""The interval at which a promoter checks a stream."""
 
 import asyncio
 from dataclasses import replace
@@ -44,7 +44,7 @@ def test_a_stream_with_something_to_do_is_not_quiet(change: dict[str, object]) -
 async def test_quiet_streams_are_polled_in_turn(
     streams: int, expected: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not all at once; and eight times as seldom as a stream that has something to do."""
+    """Spread over time, and an eighth as often as a stream that has work."""
 
     async def nothing_is_due(*_: object, **__: object) -> Poll:
         return NOTHING

@@ -54,7 +54,7 @@ def test_the_encoded_message_is_what_a_worker_reads() -> None:
     ("message", "debounce", "reason"),
     [
         (NewMessage("pay", delay_s=1, at=1.0), None, "delay_s or at, not both"),
-        (NewMessage("pay", at=datetime(2026, 1, 1)), None, "time zone"),  # noqa: DTZ001 - that is what is refused
+        (NewMessage("pay", at=datetime(2026, 1, 1)), None, "time zone"),  # noqa: DTZ001 - the refused value
         (NewMessage("pay"), "name", "debounce needs delay_s"),
         (NewMessage("pay", delay_s=1, id="m"), "name", "debounce needs delay_s"),
         (NewMessage("pay", delay_s=1, at=1.0), "name", "debounce needs delay_s"),

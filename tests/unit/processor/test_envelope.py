@@ -1,4 +1,4 @@
-"""The envelope: what is written is read, what is not one is refused by name, what is old stays readable."""
+"""The envelope is read as it was written, other objects are refused by name, and old versions stay readable."""
 
 import string
 from typing import Any

@@ -53,7 +53,7 @@ class NoPauses:
 
 
 class Written(ProcessorSettler):
-    """Remembers what it was asked to store."""
+    """Records the settlements that it should store."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(
@@ -227,7 +227,7 @@ async def test_a_retry_is_stored_as_the_next_attempt() -> None:
     ("failure", "settlement"), [(InfrastructureError("away"), Release), (MessageInProgressError("busy"), KeepPending)]
 )
 async def test_a_job_that_cannot_be_cancelled_now_is_settled_as_a_value(failure: Exception, settlement: type) -> None:
-    """Raised, it would be taken for a failed server: the message would not be released, and the engine not pause."""
+    """If it were raised, it would count as a failed server: the message would not be released, and no pause begin."""
 
     class Requested(Written):
         async def reschedule(self, *_: Any, **__: Any) -> Step:

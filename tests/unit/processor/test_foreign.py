@@ -1,4 +1,4 @@
-"""Streams whose first entries are no messages of a processor."""
+"""Streams with first entries that are not messages of a processor."""
 
 import asyncio
 

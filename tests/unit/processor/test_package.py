@@ -24,7 +24,7 @@ from conquiet.processor.emit_requests import EmitPlanner
 from conquiet.processor.policy import LONGEST_MS, decide, milliseconds
 
 NOBODY = redis.asyncio.Redis(port=1)
-"""A client that is never asked."""
+"""A client that is never called."""
 
 
 @pytest.mark.parametrize("seconds", [1e300, 1.7e308, 2.0**60])

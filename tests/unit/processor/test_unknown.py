@@ -1,4 +1,4 @@
-"""What becomes of a message without a handler, by the facts alone."""
+"""The settlement of a message without a handler, from the facts alone."""
 
 import pytest
 

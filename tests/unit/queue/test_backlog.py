@@ -1,4 +1,4 @@
-"""The backlog: what is computed from the server's numbers."""
+"""The backlog, computed from the server's numbers."""
 
 from typing import Any
 

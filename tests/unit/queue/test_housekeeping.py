@@ -1,4 +1,4 @@
-"""How often a stream is visited, and what a failed visit does."""
+"""The interval of passes over a stream, and the effect of a failed pass."""
 
 import pytest
 
@@ -86,7 +86,7 @@ def test_a_quiet_stream_is_asked_for_traffic_every_interval() -> None:
 
 
 def test_a_cluster_of_which_no_node_answers_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
-    """The address for the log line is asked of the cluster, which fails once more: seen while a master was killed."""
+    """The cluster is queried for the address of the log line and fails again: seen while a master was killed."""
     nowhere = client_from_url(SyncClient.from_url, "redis://127.0.0.1:1/0?cluster=true")
     housekeeper = StreamHousekeeper(nowhere, ["orders"])
     state = StreamProgress(0.0, 0.0, BacklogSampler("orders", "token"))

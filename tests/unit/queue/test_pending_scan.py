@@ -1,4 +1,4 @@
-"""Which consumers are scanned for stale entries, and in which order."""
+"""The consumers that are scanned for stale entries, and their order."""
 
 from conquiet.queue.pending_scan import MAX_TARGETS, PAGE, ScanMode, ScanTarget, plan
 from conquiet.redis_transport.replies import ConsumerInfo

@@ -1,4 +1,4 @@
-"""What may be set, and when a warning is due."""
+"""Valid settings, and the condition of the warning."""
 
 from typing import Any
 

@@ -19,7 +19,7 @@ def test_the_mark_of_an_idempotency_key_lies_in_its_streams_slot(stream: str) ->
 @pytest.mark.spec("RS-001.8", "RS-003.4")
 @pytest.mark.parametrize("script", [ENQUEUE_ONCE, ENQUEUE_MANY])
 def test_a_script_adds_entries_as_the_specification_writes_them(script: str) -> None:
-    """An option of XADD (MAXLEN, MINID) would remove entries without a command of its own."""
+    """An option of XADD (MAXLEN, MINID) would remove entries without a separate command."""
     added = [line.partition("'XADD'")[2] for line in script.splitlines() if "XADD" in line]
 
     assert len(added) == 1

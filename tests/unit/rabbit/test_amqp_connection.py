@@ -26,7 +26,7 @@ def a_delivery(tag: int) -> bytes:
 
 
 class Wire:
-    """What asyncio would give us; notes what is written."""
+    """Replaces asyncio's transport; records the written bytes."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
@@ -54,7 +54,7 @@ HINT = f"pika {pika.__version__} has changed inside: see rabbit/amqp_connection.
 
 
 class Quiet(Connection):  # type: ignore[misc]  # pika has no types
-    """A connection without a transport: it notes what pika asks of its adapter."""
+    """A connection without a transport: it records the calls that pika makes to its adapter."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -85,7 +85,7 @@ class Quiet(Connection):  # type: ignore[misc]  # pika has no types
 
 
 async def test_every_byte_that_comes_in_counts_as_a_sign_of_life() -> None:
-    """Heartbeats look at this number: under load the broker sends none, and the deliveries are the sign of life."""
+    """Heartbeats read this number: under load the broker sends none, and deliveries prove that it lives."""
     stream, _, _ = a_stream()
     runs: list[list[Any]] = []
     stream.take_deliveries(1, runs.append)

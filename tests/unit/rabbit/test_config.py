@@ -84,7 +84,7 @@ def test_the_consumer_tag_is_host_and_tag_or_package() -> None:
         {"tag": "x" * 255},
         {"tag": "\ud800"},
         {"heartbeat_s": 65_536},
-        {"management_url": "localhost:15672"},  # would ask another server on this machine
+        {"management_url": "localhost:15672"},  # would contact another server on this machine
         {"management_url": 7},
         {"ssl_context": True},
     ],

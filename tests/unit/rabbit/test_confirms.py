@@ -1,4 +1,4 @@
-"""Which confirmation belongs to which message, without a broker."""
+"""Confirmations are matched to their messages, without a broker."""
 
 import asyncio
 from types import SimpleNamespace
@@ -52,7 +52,7 @@ async def test_each_message_has_the_answer_to_its_own_number(methods: list[Any],
 
 
 async def test_what_waits_for_a_confirm_fails_when_the_link_is_lost() -> None:
-    """Its sender would wait for an answer that cannot come any more."""
+    """Otherwise its sender would wait for a reply that cannot arrive any more."""
     channel = a_channel()
     sent = [channel.publish(encode(Outgoing("q", b""))) for _ in range(3)]
     channel._on_confirm(SimpleNamespace(method=spec.Basic.Ack(2)))

@@ -31,7 +31,7 @@ def a_supervisor(
 
 
 class HandSet:
-    """A clock that stands still unless it is moved."""
+    """A clock that changes only when the test moves it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -77,7 +77,7 @@ async def test_no_node_at_all_is_an_error_after_one_round() -> None:
 
 
 async def test_a_missing_queue_is_not_looked_up_at_the_next_node() -> None:
-    """The nodes are those of one cluster: the answer would be the same."""
+    """The nodes belong to one cluster: the reply would be the same."""
     attempts = Attempts(QueueMissingError("no queue"))
 
     with pytest.raises(QueueMissingError):
@@ -136,7 +136,7 @@ async def test_progress_resets_the_failure_count() -> None:
 
 @pytest.mark.parametrize(("cap_s", "enough_s"), [(0.0, 60.0), (300.0, 300.0)])
 async def test_a_lasting_idle_session_resets_the_failure_count(cap_s: float, enough_s: float) -> None:
-    """An idle consumer is not to be ended by losses that lie days apart."""
+    """Losses that are days apart must not end an idle consumer."""
     clock = HandSet()
     supervisor: ConnectionSupervisor[int] = ConnectionSupervisor(
         Attempts(),

@@ -1,4 +1,4 @@
-"""What a message takes along when the consumer moves it to ``<queue>.dead``."""
+"""Headers of a message that the consumer moves to ``<queue>.dead``."""
 
 from datetime import UTC, datetime
 

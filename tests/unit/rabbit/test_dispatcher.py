@@ -9,7 +9,7 @@ from conquiet.rabbit.settle import Exhausted, SettlePolicy
 
 
 def test_after_one_break_the_poison_guard_parks_no_other_message() -> None:
-    """Where two break, an outage is likelier than two poisoned messages."""
+    """If two messages break the contract, an outage is likelier than two poison messages."""
     failures: list[Any] = []
     dispatcher: Any = SimpleNamespace(policy=SettlePolicy(poison_guard=True), _queue="work", _fail=failures.append)
 

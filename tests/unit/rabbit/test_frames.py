@@ -1,4 +1,4 @@
-"""Our way of reading deliveries agrees with the client library's, whatever the broker sends and wherever it is cut."""
+"""conquiet reads deliveries as the client library does, for any content and any cut of the frames."""
 
 import struct
 from datetime import UTC, datetime

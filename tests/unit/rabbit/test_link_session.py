@@ -1,4 +1,4 @@
-"""What a disposition does to the numbers of its session, on a link that is there and on one that is gone."""
+"""The effect of a disposition on the counters of its session, on an open link and on a closed one."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +32,7 @@ def a_link(sent: list[Any], *, is_there: bool = True) -> Any:
 async def test_only_what_reached_the_broker_counts_and_is_progress(
     disposition: Disposition, frame: dict[str, Any], counted: str, *, link_is_there: bool
 ) -> None:
-    """Progress of any kind makes a lost link the first failure in a row again."""
+    """After any progress a lost link counts as the first of consecutive failures."""
     sent: list[Any] = []
     session = Session(a_link(sent, is_there=link_is_there), DeliveryStats("work"), 10)
     (delivery,) = session.received([(1, False, b"", b"{}")])

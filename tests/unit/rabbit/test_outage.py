@@ -13,7 +13,7 @@ AWAY = Unavailable("DatabaseUnavailableError")
 
 
 class Delivery:
-    """As much of a delivery as a outage looks at."""
+    """The attributes of a delivery that an outage reads."""
 
     def __init__(self, tag: int) -> None:
         self.tag = tag

@@ -1,11 +1,11 @@
-"""The package stands alone: no Redis, no database, and without a key store no PyNaCl either."""
+"""The package is independent: no Redis, no database, and without a key store no PyNaCl."""
 
 import subprocess
 import sys
 
 
 def run(code: str, *modules: str) -> subprocess.CompletedProcess[str]:
-    # None in sys.modules is how Python itself says "this one is not to be imported".
+    # None in sys.modules makes Python refuse the import of the module.
     program = f"import sys\nsys.modules.update(dict.fromkeys({modules!r}))\n{code}"
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 

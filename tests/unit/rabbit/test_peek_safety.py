@@ -1,4 +1,4 @@
-"""What peeking costs, by the description of the management API."""
+"""The cost of peeking, from the description of the management API."""
 
 from typing import Any
 

@@ -62,7 +62,7 @@ def test_a_redelivery_without_a_count_uses_the_flag(count: int | None, limit: in
 
 @pytest.mark.parametrize("count", [None, 0])
 def test_a_released_message_has_not_failed_where_the_queue_counts_failures(count: int | None) -> None:
-    """RabbitMQ 4.3: the second count distinguishes a queue without failures from one that does not count."""
+    """RabbitMQ 4.3: the second count distinguishes a queue without failures from a queue that does not count."""
     never_failed = DeliveryFacts(redelivered=True, delivery_count=count, counts_failures=True)
 
     assert decide(Refused(), never_failed, DEFAULT) is Disposition.DEAD_LETTER

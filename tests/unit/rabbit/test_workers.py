@@ -23,7 +23,7 @@ def never(_: Any) -> bool:
 
 
 class Panic(BaseException):
-    """What a library written in Rust raises when it breaks: pydantic's is none that ``except Exception`` catches."""
+    """A library written in Rust may raise such an exception: ``except Exception`` does not catch pydantic's."""
 
 
 @pytest.mark.parametrize("kind", [TaskWorkers, ThreadWorkers])

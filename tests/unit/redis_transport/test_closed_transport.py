@@ -14,7 +14,7 @@ from conquiet.redis_transport.client import clone_async, clone_sync
 
 
 class ClosedWriter:
-    """What a stream's writer of Python 3.12.1 does after the connection was lost: its transport has no loop."""
+    """The writer of a stream of Python 3.12.1 after the connection was lost: its transport has no loop."""
 
     def __init__(self) -> None:
         self.loop: Any = None
@@ -27,7 +27,7 @@ class ClosedWriter:
 
 
 class FaultyWriter(ClosedWriter):
-    """Has a fault of its own."""
+    """Raises another error."""
 
     def writelines(self, data: Iterable[bytes]) -> None:
         self.loop._send(data)
@@ -55,7 +55,7 @@ def connection_over(writer: ClosedWriter, client: redis.Redis | redis.asyncio.Re
     ids=["sync", "asyncio", "tls", "unix", "clone", "sentinel"],
 )
 async def test_a_closed_transport_is_a_lost_connection(client: redis.Redis | redis.asyncio.Redis) -> None:
-    """An AttributeError would end the scheduler, the emitter and every loop that waits for a server to come back."""
+    """An AttributeError would end the scheduler, the emitter and every loop that waits for a server to return."""
     connection = connection_over(ClosedWriter(), client)
 
     with pytest.raises(redis.exceptions.ConnectionError, match="closed the connection"):

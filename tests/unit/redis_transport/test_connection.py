@@ -12,7 +12,7 @@ from conquiet.redis_transport.connection import RedisConnection
 
 
 class Connection:
-    """Answers ``reply``; without one it breaks."""
+    """Returns ``reply``; without one it breaks."""
 
     socket_timeout = 5.0
 

@@ -1,4 +1,4 @@
-"""How many replicas are enough, without a server."""
+"""The number of replicas that is enough, without a server."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which key routes a command to a node of a Redis Cluster, and where a redirect leads."""
+"""The key that routes a command to a node of a Redis Cluster, and the target of a redirect."""
 
 import pytest
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError

@@ -39,7 +39,7 @@ def test_a_node_that_has_left_the_cluster_is_not_asked_again() -> None:
 
 
 class Cluster:
-    """Nodes that are asked for the slot table, and the order in which they were."""
+    """Nodes that are queried for the slot table, and the order of the queries."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *nodes: str, silent: str = "") -> None:
         self.asked: list[str] = []
@@ -68,7 +68,7 @@ class Cluster:
 def test_a_node_that_did_not_answer_is_not_asked_first_again(
     monkeypatch: pytest.MonkeyPatch, nodes: tuple[str, ...]
 ) -> None:
-    """Each question to it takes the whole timeout, and during a fail-over many are asked."""
+    """Each query to it takes the whole timeout, and during a fail-over there are many."""
     cluster = Cluster(monkeypatch, *nodes, silent="silent")
 
     cluster.ask()
@@ -79,7 +79,7 @@ def test_a_node_that_did_not_answer_is_not_asked_first_again(
 
 
 def test_a_node_that_answered_is_not_asked_first_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be cut off from the others, and go on to answer with the table it had then."""
+    """It may be isolated from the others and still return its old table."""
     cluster = Cluster(monkeypatch, "a", "b", "c")
 
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""What the settings in pyproject.toml promise of a test that hangs: the run ends, and says where it hung."""
+"""The settings in pyproject.toml promise for a hanging test that the run ends and names the place."""
 
 import subprocess
 import sys

@@ -86,7 +86,7 @@ def identifiers() -> set[str]:
 
 
 def names_in(text: str) -> set[str]:
-    """Return the class names and the names with an underscore that stand in code font in the prose."""
+    """Return the class names and the names with an underscore that the prose shows in code font."""
     prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     spans = [span for span in re.findall(r"`([^`\n]+)`", prose) if "/" not in span]
     return {name for span in spans for name in re.findall(r"(?<![\w.-])([A-Z][a-z]\w+|[a-z]+_\w+)", span)}

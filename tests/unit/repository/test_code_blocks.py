@@ -1,6 +1,6 @@
 """Every block of code in the documents is run by a test, checked here, or marked as a fragment with its reason.
 
-A mark stands on the line before the block: ``<!-- fragment: reason -->``. Blocks without a language are drawings and
+A mark is on the line before the block: ``<!-- fragment: reason -->``. Blocks without a language are drawings and
 output. The pages that scripts write (API, commands) are checked by the tests of these scripts.
 """
 

@@ -1,4 +1,4 @@
-"""What lies in deploy/ calls commands and options that exist, and names files that are there."""
+"""Files in deploy/ call commands and options that exist, and name files that exist."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Names and defaults in the documents are those of the code, and every setting is documented."""
+"""Names and defaults in the documents match the code, and every setting is documented."""
 
 import dataclasses
 import re
@@ -71,7 +71,7 @@ def test_the_settings_of_the_relay_are_on_its_page() -> None:
 
 
 def test_every_metric_is_on_a_page_by_its_name() -> None:
-    """In full, or without ``conquiet_<package>_`` where a page says that once for all of them."""
+    """In full, or without ``conquiet_<package>_`` if the page states the prefix once for all of them."""
     text = "\n".join(PAGES.values()).replace("…_deleted_total", "conquiet_queue_messages_deleted_total")
     braced = re.compile(r"(conquiet_\w+_)\{([\w,]+)\}(\w+)")
     text += " ".join(f"{a}{middle}{z}" for a, all_, z in braced.findall(text) for middle in all_.split(","))

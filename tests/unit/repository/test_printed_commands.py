@@ -56,7 +56,7 @@ def page_texts(path: Path) -> Iterator[str]:
 
 
 def printed_commands() -> Iterator[tuple[str, str, bool]]:
-    """Yield the place of each command, its text, and whether the text is nothing but the command."""
+    """Yield the place of each command, its text, and whether the text holds only the command."""
     for kind, paths in {
         python_texts: SOURCE.rglob("*.py"),
         template_texts: SOURCE.glob("dashboard/templates/*.html"),
@@ -125,7 +125,8 @@ def options_of(command: Any) -> set[str]:
 def fault_of(text: str, *, alone: bool = False) -> str | None:
     """Return why the command at the beginning of the text does not parse.
 
-    Unless it stands alone, lower-case words at its end may belong to the sentence: they are dropped until it parses.
+    Unless the text holds only the command, lower-case words at its end may belong to the sentence: they are dropped
+    until it parses.
     """
     found = command_of(words_of(text))
     if found is None:

@@ -1,4 +1,4 @@
-"""What only a document can keep: whose duty is what, which seed rules, which server features are leant on."""
+"""Facts that only a document can hold: duties of the user, precedence of seeds, required server features."""
 
 import re
 from pathlib import Path

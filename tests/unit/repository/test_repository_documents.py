@@ -225,7 +225,7 @@ def test_the_index_of_decisions_lists_every_note_once_with_its_own_title() -> No
 
 
 def test_each_decision_has_a_number_of_its_own() -> None:
-    """Not without gaps: a number stays with its decision, and several people write some at once."""
+    """Gaps are allowed: a number stays with its decision, and several people may write decisions concurrently."""
     numbers = [int(note.name[:4]) for note in decision_notes()]
 
     assert numbers == sorted(set(numbers))

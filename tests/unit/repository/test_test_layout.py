@@ -16,7 +16,7 @@ MAX_WORDS = 12
 
 
 def mirrors(path: Path) -> bool:
-    """Return whether a file is named after the module, script or folder that stands at its place in the source."""
+    """Return whether a file is named after the module, script or folder at its place in the source."""
     relative = path.relative_to(TESTS / "unit")
     source = TESTS.parent if relative.parts[0] == "scripts" else SOURCE
     tested = source / relative.parent / path.stem.removeprefix("test_")
@@ -36,7 +36,7 @@ def test_no_test_name_is_longer_than_a_dozen_words() -> None:
 
 
 def test_unit_tests_mirror_the_modules() -> None:
-    """The tests of ``core/backoff.py`` are ``core/test_backoff.py``, those of a whole package its ``test_package.py``.
+    """The tests of ``core/backoff.py`` are in ``core/test_backoff.py``, of a whole package in its ``test_package.py``.
 
     Documents, the deployment and the tests themselves have no module: their tests are in ``repository``.
     """

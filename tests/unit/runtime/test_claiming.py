@@ -1,4 +1,4 @@
-"""Which deliveries are counted when an entry is claimed, and how the reply of the script is read."""
+"""Deliveries that are counted when an entry is claimed, and the reply of the script."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a context knows without a server."""
+"""Facts of a context that need no server."""
 
 from typing import Any
 

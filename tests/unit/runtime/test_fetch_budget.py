@@ -1,4 +1,4 @@
-"""How much the fetchers of one pool may fetch."""
+"""The amount that the fetchers of one pool may fetch."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Which leases are extended."""
+"""Leases that are extended."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def test_the_table_holds_releases_and_copies() -> None:
 
 
 def test_releasing_an_earlier_delivery_leaves_the_later_one_held() -> None:
-    """Released by its id, an entry that came back would run without a lease."""
+    """If the lease were released by the id, an entry that was delivered again would run without a lease."""
     table = LeaseTable(["s"])
     earlier, later = a_message("1-0"), a_message("1-0")
     table.add([earlier])

@@ -16,7 +16,7 @@ def a_message(message_id: str = "1-0", stream: str = "s", **facts: Any) -> Runti
 
 def test_a_message_shows_no_payload() -> None:
     assert "secret" not in repr(a_message())
-    assert "secret" not in pretty_repr(a_message())  # what rich shows of local variables
+    assert "secret" not in pretty_repr(a_message())  # rich's output for local variables
 
 
 def test_an_acknowledged_message_cannot_be_lost() -> None:

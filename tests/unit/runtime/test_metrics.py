@@ -34,7 +34,7 @@ def test_the_history_has_the_buckets_of_the_histograms(metric: Histogram) -> Non
 
 
 def test_the_in_flight_gauge_is_the_sum_over_engines() -> None:
-    """Several engines of a process may read one stream, each for a group of its own."""
+    """Several engines of a process may read one stream, each for a different group."""
     one, other = StreamStats("gauged"), StreamStats("gauged")
     gauge = RUNTIME_IN_FLIGHT.labels("gauged")
     seen = []

@@ -1,4 +1,4 @@
-"""Which streams are read next, and how much of each. No server."""
+"""The streams that are read next, and the amount from each. No server."""
 
 from collections import Counter
 

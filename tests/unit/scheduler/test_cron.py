@@ -56,7 +56,7 @@ FIXED = [
     ("15 30 2 * * *", BERLIN, "2026-03-27T12:00", ["03-28 01:30:15", "03-29 01:00", "03-30 00:30:15"]),
     # 02:30 on 25 October comes at 00:30Z (summer time) and again at 01:30Z (winter time): the first counts.
     ("30 2 * * *", BERLIN, "2026-10-23T12:00", ["10-24 00:30", "10-25 00:30", "10-26 01:30"]),
-    # Asked between the two, the second one is still not a run.
+    # Between the two, the second time is still not a run.
     ("30 2 * * *", BERLIN, "2026-10-25T01:10", ["10-26 01:30"]),
     # Before and after the changes nothing is special: 12:00 is 11:00Z in winter and 10:00Z in summer.
     ("0 12 * * *", BERLIN, "2026-03-27T12:00", ["03-28 11:00", "03-29 10:00", "03-30 10:00"]),
@@ -301,9 +301,9 @@ def test_a_daily_job_runs_on_every_day_of_the_year_exactly_once(expression: str,
         # A nightly job with seconds is lost in spring, by an hour and by half an hour …
         ("0 30 2 * * *", BERLIN, "2026-03-28T12:00", ["03-30 00:30"], ["03-29 01:00"]),
         ("0 15 2 * * *", LORD_HOWE, "2026-10-03T12:00", ["10-04 15:15"], ["10-03 15:30"]),
-        # … and runs twice in autumn, where a whole hour comes back.
+        # … and runs twice in autumn, when a whole hour is repeated.
         ("0 30 2 * * *", BERLIN, "2026-10-24T12:00", ["10-25 00:30", "10-25 01:30"], ["10-25 00:30", "10-26 01:30"]),
-        # Asked during the second turn of a repeated hour, a fixed time of the first turn is the answer: it is past.
+        # During the second pass of a repeated hour cronsim returns a fixed time of the first pass, which is over.
         ("30 2 * * *", BERLIN, "2026-10-25T01:10", ["10-25 00:30"], ["10-26 01:30"]),
         ("45 1 * * *", LORD_HOWE, "2026-04-04T15:05", ["04-04 14:45"], ["04-05 15:15"]),
     ],
@@ -311,7 +311,7 @@ def test_a_daily_job_runs_on_every_day_of_the_year_exactly_once(expression: str,
 def test_what_cronsim_does_alone_and_what_we_do_instead(
     expression: str, zone: str, start: str, alone: list[str], ours: list[str]
 ) -> None:
-    """The reasons for a search of our own. Once cronsim does otherwise, docs/scheduler.md says too much."""
+    """The reasons for a separate search. Once cronsim behaves differently, docs/scheduler.md must change."""
     walk = CronSim(expression, datetime.fromisoformat(start).replace(tzinfo=UTC).astimezone(ZoneInfo(zone)))
     found = [next(walk).astimezone(UTC).strftime("%m-%d %H:%M") for _ in alone]
 
@@ -331,7 +331,7 @@ def test_what_cronsim_does_alone_and_what_we_do_instead(
 def test_it_agrees_with_cronsim_where_cronsim_is_right(
     minute: str, hour: str, zone: str, days: int, seconds: int, change: str
 ) -> None:
-    """An independent walk over whole-hour changes. Where cronsim answers with the past it is asked again."""
+    """An independent walk over whole-hour changes. If cronsim returns a past time, it is called again."""
     start = datetime.fromisoformat(change).replace(tzinfo=UTC) + timedelta(days=days, seconds=seconds)
     expression = f"{minute} {hour} * * *"
     walk = CronSim(expression, start.astimezone(ZoneInfo(zone)))

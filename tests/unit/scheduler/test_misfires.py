@@ -1,4 +1,4 @@
-"""Which ticks fire, as a table and against a plain second opinion."""
+"""Ticks that fire, as a table and compared with a simple second implementation."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -182,7 +182,7 @@ def test_it_agrees_with_a_plain_walk_over_every_tick(
     while tick is not None and entry.fire_at(tick) <= now:
         ready.append(tick)
         tick = when.next_after(tick)
-    # What was held back until just now holds back those behind it, and was perhaps decided by the step before.
+    # A tick that was delayed until now also delays the ticks behind it, and the step before may have decided it.
     punctual_from, before = now - grace_s * 1_000, decided - 11_000
     held_back = False
     while (before_tick := when.next_after(before)) is not None and before_tick <= decided:

@@ -1,4 +1,4 @@
-"""What a host knows about one stream: when to plan which entry, and its backoff."""
+"""The facts that a host keeps about one stream: when to plan which entry, and its backoff."""
 
 from conquiet.scheduler.stream_state import StreamState
 

@@ -10,15 +10,18 @@ OBJECTS = list(api_docs.public_objects())
 CLASSES = [(f"{module}.{name}", value) for module, name, value in OBJECTS if inspect.isclass(value)]
 FUNCTIONS = [(f"{module}.{name}", value) for module, name, value in OBJECTS if inspect.isfunction(value)]
 MADE_BY_CONQUIET = {
-    "Emit",  # handlers ask for these two by annotation
+    "Emit",  # handlers get these two by annotation
     "SyncEmit",
     "Delivery", "JobContext", "JobHandle", "MessageBatch", "MessageContext", "SyncJobContext", "SyncMessageContext",
     "TerminationHandlers", "WorkerPool",
 }  # fmt: skip
 """Passed to or returned to the user: their constructors are not part of the promise."""
 FREE_KEYWORDS = {"log", "queue", "enqueue", "__call__"}
-"""``log`` takes any field of a log record. ``App.queue`` takes the fields of ``RabbitConfig``, as its docstring says:
-it is declared without the extra that ``RabbitConfig`` needs. ``DjangoTask`` takes the arguments of its function."""
+"""``log`` takes any field of a log record.
+
+``App.queue`` takes the fields of ``RabbitConfig``, as its docstring states: it is declared without the extra that
+``RabbitConfig`` needs. ``DjangoTask`` takes the arguments of its function.
+"""
 
 
 def methods() -> list[tuple[str, Any]]:

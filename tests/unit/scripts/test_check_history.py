@@ -1,4 +1,4 @@
-"""The checker finds each anomaly in a history that has it, and nothing in one that has none."""
+"""The checker finds each anomaly in a history that has it, and nothing in a history without anomalies."""
 
 import ast
 import json

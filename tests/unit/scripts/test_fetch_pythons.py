@@ -10,7 +10,7 @@ from fetch_servers import FetchError
 
 @pytest.fixture
 def fetched(tmp_path: Path) -> Path:
-    """A folder like that of a fetched interpreter, whose dynamic loader prints what it is called with."""
+    """A folder like a fetched interpreter's, with a dynamic loader that prints its arguments."""
     libraries = tmp_path / "root" / "usr" / "lib" / "x86_64-linux-gnu"
     libraries.mkdir(parents=True)
     loader = libraries / "ld-linux-x86-64.so.2"

@@ -1,9 +1,12 @@
-"""The script that follows the tutorial types what the page says. It installs packages: it is run before a release."""
+"""The script that follows the tutorial types the commands of the page.
+
+Run it before a release: it installs packages.
+"""
 
 import follow_tutorial
 
 OPEN = ("export CONQUIET_REDIS_URL=", "export CONQUIET_DB_URL=", "kill -9 ")
-"""Commands whose last word the page leaves to its reader."""
+"""Commands with a last word that the reader chooses."""
 
 
 def test_the_page_leaves_nothing_open_that_the_script_cannot_fill_in() -> None:

@@ -1,4 +1,4 @@
-"""The published page is what the ledger says, and the kept histories are judged as the ledger says."""
+"""The published page matches the ledger, and the kept histories are judged as in the ledger."""
 
 import hashlib
 import json

@@ -12,6 +12,10 @@ def test_explained_modules_refer_to_their_decision() -> None:
     assert len(found) <= UNLINKED_LIMIT, {path.name: numbers for path, numbers in found.items()}
 
 
+def test_a_list_of_explained_modules_may_span_lines() -> None:
+    assert ("0051", "conquiet.transactional.partition_target") in set(link_decisions.explained())
+
+
 def test_a_reference_becomes_the_last_paragraph_of_the_docstring() -> None:
     for text in ('"""One line."""\n\nimport os\n', '"""One line.\n\nMore.\n"""\n\nimport os\n'):
         changed = link_decisions.with_reference(text, ["0001", "0002"])

@@ -1,4 +1,4 @@
-"""Settings, errors, commands and drawings on the site are those of the code."""
+"""Settings, errors, commands and drawings on the site match the code."""
 
 import re
 from pathlib import Path

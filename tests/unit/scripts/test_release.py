@@ -1,4 +1,4 @@
-"""What is released: reproducible archives, an SBOM of exactly what is locked, and an interface that only grows."""
+"""The release: reproducible archives, an SBOM of exactly the locked packages, and an interface that only grows."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ def git(folder: Path, *words: str) -> None:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Return a repository with the files of this one that a build needs."""
+    """Return a repository with the files that a build needs."""
     folder = tmp_path / "repository"
     folder.mkdir()
     shutil.copytree(release.ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))

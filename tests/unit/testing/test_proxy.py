@@ -10,7 +10,7 @@ from conquiet.testing import CloseMode, Direction, FaultProxy, wait_until
 
 
 class EchoServer:
-    """Answers every chunk with itself and remembers what it saw."""
+    """Returns every chunk unchanged and records it."""
 
     def __init__(self) -> None:
         self.seen = b""

@@ -1,4 +1,4 @@
-"""The plugin is opt-in: a project that does not ask for it gets none of its fixtures."""
+"""The plugin is opt-in: a project that does not load it gets none of its fixtures."""
 
 import ast
 import subprocess
@@ -22,7 +22,7 @@ def fixtures_of_the_plugin() -> set[str]:
 
 
 def fixtures_seen_by(project: Path, *options: str) -> set[str]:
-    """Return the fixtures that pytest lists in a project, with every plugin that the environment loads by itself."""
+    """Return the fixtures that pytest lists in a project, with every plugin of the environment."""
     command = [sys.executable, "-m", "pytest", "--fixtures", "-q", "-p", "no:cacheprovider", *options]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False, timeout=300)
     assert "tmp_path" in done.stdout, done.stdout + done.stderr
@@ -40,7 +40,7 @@ def test_a_project_without_the_line_sees_no_fixture_of_ours(tmp_path: Path) -> N
 
 
 def test_one_line_in_conftest_turns_every_fixture_on(tmp_path: Path) -> None:
-    """Also the control of the test above: these names are what it must not find."""
+    """Also the control of the test above: that test must not find these names."""
     (tmp_path / "conftest.py").write_text(LINE)
 
     assert {"redis_url", "db_url", "amqp_url", "fault_proxy"} <= fixtures_of_the_plugin()
@@ -53,7 +53,7 @@ def test_the_option_on_the_command_line_turns_them_on_too(tmp_path: Path) -> Non
 
 def test_loading_the_plugin_loads_no_client_library() -> None:
     heavy = ["redis", "sqlalchemy", "pymysql", "pika", "asyncio", "conquiet.testing.shared", "ssl"]
-    # pytest imports some of these by itself on some versions: only what we add counts.
+    # pytest imports some of these on some versions: only additional modules count.
     code = (
         "import pytest, sys; before = set(sys.modules); import conquiet.testing.pytest_plugin;"
         f"print([name for name in {heavy} if name in sys.modules and name not in before])"

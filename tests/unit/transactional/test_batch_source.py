@@ -100,7 +100,7 @@ async def test_a_lease_lost_before_commit_leaves_nothing_behind(batches: Batches
 
 
 async def test_of_each_one_that_fails_leaves_no_effect_and_no_inbox_row(batches: Batches) -> None:
-    """With its row left behind, its next attempt would be taken for a duplicate: lost without a word."""
+    """If its row stayed, its next attempt would count as a duplicate: a silent loss."""
     outcomes = await batches.run("run_each", failing=2)
 
     assert [type(outcome) for outcome in outcomes] == [type(None), type(None), KeyError, type(None)]

@@ -181,7 +181,7 @@ def test_two_groups_on_one_stream_have_an_effect_each(engine: Engine) -> None:
 def test_a_name_that_disagrees_is_refused_before_the_handler_runs(
     engine: Engine, make: Callable[..., Any], deliver: Callable[..., Any]
 ) -> None:
-    """The handler may be called by a function of the user's, which no engine can look into at its start."""
+    """The handler may be called by a function of the user, which no engine can inspect at its start."""
     with pytest.raises(ConfigurationError, match=r"'mine' .* 'theirs'"):
         deliver(make(write, engine=engine))
 

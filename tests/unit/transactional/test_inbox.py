@@ -57,7 +57,7 @@ def test_messages_that_differ_in_a_byte_are_two_messages(engine: Engine, other: 
 
 
 def test_recording_a_message_twice_in_one_transaction_is_an_error(engine: Engine) -> None:
-    """Taken for a duplicate, the second one would skip the work, and the commit would say it was done."""
+    """If it counted as a duplicate, the second run would skip the work and commit."""
     with (
         pytest.raises(LifecycleError, match="one place"),
         DbSession(engine) as session,

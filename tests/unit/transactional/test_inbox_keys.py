@@ -1,4 +1,4 @@
-"""Which messages are the same message."""
+"""Messages that count as the same message."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def test_a_stream_message_is_known_by_stream_group_and_entry_id() -> None:
 
 
 def test_a_business_key_takes_the_place_of_the_entry_id_only() -> None:
-    """Two groups have an effect each, whatever the key."""
+    """Two groups have an effect each, with any key."""
     assert key_of(a_message({"order": "o-1"}), lambda msg: str(msg.payload["order"])) == InboxKey(
         "orders", "billing", "o-1"
     )
@@ -49,7 +49,7 @@ def test_a_message_out_of_an_outbox_is_known_by_its_id_there() -> None:
 
 @pytest.mark.parametrize("bad", ["", None, 5, "x" * 256, "é" * 128, "\ud800"])
 def test_a_key_that_cannot_be_stored_is_refused_without_showing_it(bad: object) -> None:
-    """A server that is not strict would cut a long key, and take two messages for one."""
+    """A server that is not strict would cut a long key, and two messages would share it."""
     with pytest.raises(MessageKeyError) as caught:
         key_of(a_message({"email": "jane@example.org"}), lambda _: InboxKey("s", "g", bad))  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Which databases notify a relay, and under which name."""
+"""Databases that notify a relay, and the name of the channel."""
 
 import pytest
 from sqlalchemy import create_engine

@@ -6,7 +6,7 @@ import sys
 
 def run_hiding(*modules: str, code: str) -> subprocess.CompletedProcess[str]:
     """Run code where the given modules cannot be imported, as if their extra were not installed."""
-    # None in sys.modules is how Python itself says "this one is not to be imported".
+    # None in sys.modules makes Python refuse the import of the module.
     program = f"import sys\nsys.modules.update(dict.fromkeys({modules!r}))\n{code}"
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 

@@ -1,4 +1,4 @@
-"""One id, two messages: what the inbox stores beside an id, and what it makes of an id that comes again."""
+"""One id, two messages: the digest that the inbox stores with an id, and its decision about a repeated id."""
 
 import logging
 from collections.abc import Iterator
@@ -121,7 +121,7 @@ def test_contains_distinguishes_messages_of_one_id(engine: Engine) -> None:
 
 
 def test_purging_the_first_message_of_an_id_keeps_the_second(engine: Engine) -> None:
-    """Its row has another key. Without the row of the plain id, that key would never be looked for."""
+    """Its row has another key. Without the row of the plain id, that key would never be searched."""
     first, second = a_message({"order": 1}), a_message({"order": 2})
     run(engine, first)
     with DbSession(engine) as session:
@@ -153,7 +153,7 @@ def test_a_reused_id_is_counted_and_logged_without_its_payload(
 
 
 def test_recording_a_reused_id_twice_in_one_transaction_is_an_error(engine: Engine) -> None:
-    """Its row has another key than its id. Taken for a duplicate, the commit would say that its work was done."""
+    """Its row has another key than its id. If it counted as a duplicate, its work would be committed as done."""
     run(engine, a_message({"order": 1}))
     again = a_message({"order": 2})
 

@@ -74,7 +74,7 @@ def test_a_job_id_that_its_producer_made_is_trusted(engine: Engine) -> None:
 
 
 def test_a_job_id_that_redis_made_is_compared_by_event_and_data(engine: Engine) -> None:
-    """An envelope without an id takes that of its first entry, and keeps it through all attempts."""
+    """An envelope without an id gets the id of its first entry, and keeps it through all attempts."""
     handle = for_processor(write, engine=engine)
 
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""What the relay decides: which rows, in which order, and what becomes of refused ones."""
+"""Decisions of the relay: the rows, their order, and the treatment of refused rows."""
 
 import random
 
@@ -39,7 +39,7 @@ def test_the_oldest_row_of_a_key_was_written_first() -> None:
 
 
 def test_a_full_batch_reports_how_many_rows_it_examined() -> None:
-    """What lies behind must not be passed over when the scan goes on from here."""
+    """The scan continues from here, so rows behind must not be skipped."""
     chosen = plan([Candidate(1, b"b"), Candidate(2, b"a"), Candidate(3, b"a"), Candidate(4, b"c")], batch=2)
 
     assert chosen.lock == [1, 2]
@@ -125,7 +125,7 @@ def test_a_message_shows_no_payload() -> None:
 
 
 def test_the_rest_of_a_batch_goes_to_the_oldest_followers() -> None:
-    """Whatever key was scanned first: a busy key must not keep the older rows of another one waiting."""
+    """With any key scanned first: a busy key must not delay the older rows of another key."""
     seen = [Candidate(seq, key) for seq, key in [(1, b"a"), (10, b"a"), (11, b"a"), (2, b"b"), (3, b"b"), (4, b"b")]]
 
     chosen = plan(seen, batch=4)

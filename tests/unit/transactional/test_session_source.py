@@ -1,4 +1,4 @@
-"""Which session a handler gets, and what is refused at registration."""
+"""The session that a handler gets, and the functions that are refused at registration."""
 
 import asyncio
 import gc
@@ -297,7 +297,7 @@ async def test_a_lease_check_is_refused_for_async_handlers(async_engine: AsyncEn
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_is_left_of_a_guarded_connection(tmp_path: Path, *, fails: bool) -> None:
-    """Each message has a connection object of its own: what stayed of it would grow with every message."""
+    """Each message has its own connection object: a reference that stays would grow with every message."""
     engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
 
     def run() -> "weakref.ref[Connection]":

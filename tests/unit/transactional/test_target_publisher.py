@@ -30,7 +30,7 @@ def add_numbered(engine: Engine, number: int, key: str | None = None) -> None:
 
 
 class Away:
-    """A target of a user's, whose library has errors of its own."""
+    """A target of a user, with the errors of another library."""
 
     def __init__(self, error: Exception, *, takes: int | None = None) -> None:
         self.error: Exception | None = error

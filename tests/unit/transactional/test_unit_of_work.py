@@ -1,4 +1,4 @@
-"""Inbox and outbox write into the transaction that the caller already has, whatever kind of session it is."""
+"""Inbox and outbox write into the transaction that the caller already has, for every kind of session."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -82,7 +82,7 @@ async def test_a_second_transaction_finds_the_message(engine: Engine, async_engi
 
 
 def test_recording_twice_in_one_orm_transaction_is_an_error(engine: Engine) -> None:
-    """Answering False would make the second place believe that its work is done."""
+    """If it returned False, the second caller would assume that its work is done."""
     with Session(engine) as session:
         write(session)
         with pytest.raises(LifecycleError, match="recorded the message"), Inbox().once(session, MESSAGE):

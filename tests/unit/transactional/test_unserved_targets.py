@@ -96,7 +96,7 @@ def test_a_report_ends_when_the_rows_are_gone_and_begins_again(
 
 
 def test_rows_of_another_relay_are_not_reported_while_it_may_take_them(engine: Engine, recorder: Recorder) -> None:
-    """Neither a row that is young, nor one that was delayed and is due now, nor one that was parked."""
+    """Young rows, rows that were delayed and are due now, and parked rows do not count."""
     add(engine, "young")
     add(engine, "parked")
     add(engine, "later", delay_s=3600.0)

@@ -6,7 +6,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from conquiet.cli.errors import CommandError, handle_errors
-from conquiet.cli.settings import DB, RABBIT, REDIS, DbUrl, RabbitApiUrl, RabbitUrl, RedisUrl, find_url, require_url
+from conquiet.cli.settings import (
+    DB,
+    INBOX,
+    OUTBOX,
+    RABBIT,
+    REDIS,
+    DbUrl,
+    InboxTable,
+    OutboxTable,
+    RabbitApiUrl,
+    RabbitUrl,
+    RedisUrl,
+    find_url,
+    require_url,
+)
 
 if TYPE_CHECKING:
     from conquiet.dashboard.app import Dashboard
@@ -30,8 +44,8 @@ def dashboard(
     reveal: Annotated[
         bool, typer.Option("--reveal", help="Show payloads with masked secrets to users who are logged in.")
     ] = False,
-    outbox: Annotated[str, typer.Option(help="Name of the outbox table.")] = "conquiet_outbox",
-    inbox: Annotated[str, typer.Option(help="Name of the inbox table.")] = "conquiet_inbox",
+    outbox: OutboxTable = OUTBOX,
+    inbox: InboxTable = INBOX,
 ) -> None:
     """Serve the dashboard until Ctrl-C. Read-only, unless $CONQUIET_DASHBOARD_TOKEN is set: users log in with it.
 

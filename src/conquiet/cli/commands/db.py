@@ -8,7 +8,7 @@ from conquiet.cli.connections import open_database
 from conquiet.cli.errors import CommandError, handle_errors
 from conquiet.cli.option_types import finite
 from conquiet.cli.output import print_json, print_rows
-from conquiet.cli.settings import AsJson, DbUrl
+from conquiet.cli.settings import INBOX, OUTBOX, AsJson, DbUrl, InboxTable, OutboxTable
 
 if TYPE_CHECKING:
     from conquiet.app import App
@@ -17,9 +17,6 @@ app = typer.Typer(
     help="Create the tables of the inbox and the outbox, update them, and keep them small.", no_args_is_help=True
 )
 
-_INBOX = "conquiet_inbox"
-_OUTBOX = "conquiet_outbox"
-
 
 @app.command()
 @handle_errors
@@ -27,8 +24,8 @@ def init(
     target: Annotated[
         str, typer.Argument(metavar="[MODULE:APP]", help="Create the tables in the database of this App.")
     ] = "",
-    inbox: Annotated[str, typer.Option(help="Name of the inbox table.")] = _INBOX,
-    outbox: Annotated[str, typer.Option(help="Name of the outbox table.")] = _OUTBOX,
+    inbox: InboxTable = INBOX,
+    outbox: OutboxTable = OUTBOX,
     sql: Annotated[bool, typer.Option("--sql", help="Print the statements instead of running them.")] = False,
     database: Annotated[str, typer.Option(help="With --sql: mysql, postgresql or sqlite.")] = "mysql",
     db_url: DbUrl = "",
@@ -67,8 +64,8 @@ def migrate(
     target: Annotated[
         str, typer.Argument(metavar="[MODULE:APP]", help="Change the tables in the database of this App.")
     ] = "",
-    inbox: Annotated[str, typer.Option(help="Name of the inbox table.")] = _INBOX,
-    outbox: Annotated[str, typer.Option(help="Name of the outbox table.")] = _OUTBOX,
+    inbox: InboxTable = INBOX,
+    outbox: OutboxTable = OUTBOX,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the statements instead of running them.")] = False,
     db_url: DbUrl = "",
 ) -> None:
@@ -120,8 +117,8 @@ def _load_app(target: str) -> "App":
 @app.command()
 @handle_errors
 def status(
-    inbox: Annotated[str, typer.Option(help="Name of the inbox table.")] = _INBOX,
-    outbox: Annotated[str, typer.Option(help="Name of the outbox table.")] = _OUTBOX,
+    inbox: InboxTable = INBOX,
+    outbox: OutboxTable = OUTBOX,
     db_url: DbUrl = "",
     as_json: AsJson = False,
 ) -> None:
@@ -162,7 +159,7 @@ def purge(
         float,
         typer.Option(min=1, callback=finite, help="Age in seconds. No message may be delivered again after this time."),
     ],
-    inbox: Annotated[str, typer.Option(help="Name of the inbox table.")] = _INBOX,
+    inbox: InboxTable = INBOX,
     batch: Annotated[int, typer.Option(min=1, max=100_000, help="Rows per transaction.")] = 1_000,
     db_url: DbUrl = "",
 ) -> None:

@@ -10,7 +10,7 @@ from conquiet.cli.errors import handle_errors
 from conquiet.cli.option_types import finite
 from conquiet.cli.output import print_json, print_rows
 from conquiet.cli.progress import progress
-from conquiet.cli.settings import AsJson, RabbitApiUrl, RabbitUrl, RedisUrl
+from conquiet.cli.settings import AsJson, DryRun, RabbitApiUrl, RabbitUrl, RedisUrl
 from conquiet.core.redaction import printable
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ Source = Annotated[str, typer.Option(help="With --rabbit: only messages dead-let
 Group = Annotated[str, typer.Option(help="Only messages dead-lettered in this consumer group (Redis).")]
 Only = Annotated[str, typer.Option("--id", help="Only the dead letter with this id; with --rabbit a message id.")]
 Limit = Annotated[int, typer.Option(min=0, help="Most dead letters; 0: no limit.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Report what would be done, without doing it.")]
 CountADelivery = Annotated[
     bool,
     typer.Option("--count-a-delivery", help="With --rabbit: peek even if that counts toward the delivery limit."),
@@ -176,7 +175,7 @@ def replay(
     A dead letter of a Redis stream is replayed only for its original consumer group. If that group no longer exists,
     the dead letter is kept, unless --to names another group.
 
-    Exit codes: 0 done (with --all also if there was nothing to do), 2 no server, no such queue, no filter and no
+    Exit codes: 0 done (or, with --all, there was nothing to do), 2 no server, no such queue, no filter and no
     --all, or no match.
 
     Examples:
@@ -243,7 +242,7 @@ def discard(
 ) -> None:
     """Delete dead letters. This cannot be undone.
 
-    Exit codes: 0 done (with --all also if there was nothing to do), 2 no server, no such queue, no filter and no
+    Exit codes: 0 done (or, with --all, there was nothing to do), 2 no server, no such queue, no filter and no
     --all, or no match.
 
     Examples:

@@ -97,8 +97,7 @@ def doctor(
         try:
             found += examine()
         except (CommandError, ConquietError) as error:
-            # The others are examined nevertheless: one server that is down, or refuses a command, must not hide the
-            # problems of the rest.
+            # Examine the other servers: one server that is down, or refuses a command, must not hide their problems.
             report_error(str(error), error.fix if isinstance(error, CommandError) else "")
             unreachable.append(what)
     examined = [what for what in examinations if what not in unreachable]

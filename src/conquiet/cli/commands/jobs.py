@@ -60,7 +60,7 @@ def list_(
 ) -> None:
     """List jobs of one phase: waiting, behind (others of their key), delayed, running, retrying, parked or dead.
 
-    One call reads at most 2000 messages. If there are more, it prints the cursor for the next call, also after a page
+    One call reads at most 2000 messages. If there are more, it prints the cursor for the next call, even after a page
     without matches.
 
     Exit codes: 0 listed, 2 no server, no such group, or several groups and none named.

@@ -19,12 +19,10 @@ from conquiet.cli.errors import CommandError, handle_errors
 from conquiet.cli.option_types import BulkActionName, JobPhaseName, finite
 from conquiet.cli.output import print_json
 from conquiet.cli.progress import progress
-from conquiet.cli.settings import AsJson, RedisUrl
+from conquiet.cli.settings import AsJson, DryRun, RedisUrl
 
 if TYPE_CHECKING:
     from conquiet.management import BulkReport, ResetReport
-
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Report what would be done, without doing it.")]
 
 
 @handle_errors

@@ -8,7 +8,7 @@ from conquiet.cli.connections import open_redis
 from conquiet.cli.errors import handle_errors
 from conquiet.cli.option_types import finite
 from conquiet.cli.output import print_json, print_rows
-from conquiet.cli.settings import AsJson, RedisUrl
+from conquiet.cli.settings import AsJson, DryRun, RedisUrl
 
 if TYPE_CHECKING:
     from conquiet.management import RedisAdmin
@@ -22,7 +22,6 @@ MinIdle = Annotated[
 MinDeliveries = Annotated[int, typer.Option(min=0, help="Only entries with at least this many deliveries.")]
 DeadOwners = Annotated[bool, typer.Option("--dead-owners", help="Only entries of owners that are proved dead.")]
 Limit = Annotated[int, typer.Option(min=1, max=100_000, help="Most entries.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Report what would be done, without doing it.")]
 
 
 @handle_errors
@@ -90,7 +89,7 @@ def reclaim(
     At least one filter is required. Delivery counts are kept, unless --reset-deliveries is given: then workers also
     run entries that were delivered more often than their max_deliveries.
 
-    Exit codes: 0 done (also if there was nothing to do), 2 no server, no such stream, or no filter.
+    Exit codes: 0 done (or there was nothing to do), 2 no server, no such stream, or no filter.
 
     Examples:
         conquiet reclaim orders billing --dead-owners --dry-run

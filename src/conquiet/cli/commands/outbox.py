@@ -7,17 +7,14 @@ import typer
 from conquiet.cli.connections import open_database
 from conquiet.cli.errors import CommandError, handle_errors
 from conquiet.cli.output import print_json, print_rows
-from conquiet.cli.settings import AsJson, DbUrl
+from conquiet.cli.settings import OUTBOX, AsJson, DbUrl, OutboxTable
 
 app = typer.Typer(help="Show the backlog of the outbox; unpark messages.", no_args_is_help=True)
-
-_OUTBOX = "conquiet_outbox"
-Table = Annotated[str, typer.Option("--outbox", help="Name of the outbox table.")]
 
 
 @app.command("list")
 @handle_errors
-def backlog(outbox: Table = _OUTBOX, db_url: DbUrl = "", as_json: AsJson = False) -> None:
+def backlog(outbox: OutboxTable = OUTBOX, db_url: DbUrl = "", as_json: AsJson = False) -> None:
     """Show the backlog by target: waiting rows, age of the oldest row, parked rows. Changes nothing.
 
     If the oldest row of a target grows older, no relay runs for it, or the relay cannot reach the target.
@@ -44,7 +41,7 @@ def backlog(outbox: Table = _OUTBOX, db_url: DbUrl = "", as_json: AsJson = False
 @handle_errors
 def parked(
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most rows.")] = 100,
-    outbox: Table = _OUTBOX,
+    outbox: OutboxTable = OUTBOX,
     db_url: DbUrl = "",
     as_json: AsJson = False,
 ) -> None:
@@ -74,7 +71,7 @@ def unpark(
     seq: Annotated[list[int] | None, typer.Argument(help="Numbers printed by 'conquiet outbox parked'.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All parked messages.")] = False,
     target: Annotated[str, typer.Option(help="With --all: only messages of this target.")] = "",
-    outbox: Table = _OUTBOX,
+    outbox: OutboxTable = OUTBOX,
     db_url: DbUrl = "",
 ) -> None:
     """Unpark messages, so that the relay retries them with all attempts.

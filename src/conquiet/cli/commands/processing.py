@@ -92,7 +92,7 @@ def pause(
 
     Processors notice it within a second. A bare runtime.Consumer or QueueConsumer ignores pauses.
 
-    Exit codes: 0 paused (also if it was paused already), 2 no server or no such stream.
+    Exit codes: 0 paused (or it was paused already), 2 no server or no such stream.
 
     Examples:
         conquiet pause mails
@@ -110,7 +110,7 @@ def resume(
 ) -> None:
     """Resume a paused stream or event.
 
-    Exit codes: 0 resumed (also if it was not paused), 2 no server or no such stream.
+    Exit codes: 0 resumed (or it was not paused), 2 no server or no such stream.
 
     Examples:
         conquiet resume mails

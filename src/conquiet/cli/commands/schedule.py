@@ -20,14 +20,10 @@ Name = Annotated[str, typer.Argument(help="Name of the entry.")]
 
 def _with(flag: str, group: str, work: "Callable[[Any], Awaitable[Any]]") -> Any:
     from conquiet.management.run_async import with_redis
-    from conquiet.scheduler import Schedules
-
-    async def run(client: Any) -> Any:
-        async with Schedules(client, group=group) as schedules:
-            return await work(schedules)
+    from conquiet.management.schedule_admin import with_schedules
 
     with open_redis(flag):
-        return with_redis(require_url(flag, REDIS), run)
+        return with_redis(require_url(flag, REDIS), lambda client: with_schedules(client, group, work))
 
 
 @app.command("list")
@@ -92,7 +88,7 @@ def next_(
 def pause(name: Name, group: Group = "processor", redis_url: RedisUrl = "") -> None:
     """Pause an entry on all hosts. The pause survives restarts.
 
-    Exit codes: 0 paused (also if it was paused already), 2 no server or no such entry.
+    Exit codes: 0 paused (or it was paused already), 2 no server or no such entry.
     """
     changed = _with(redis_url, group, lambda schedules: schedules.pause(name))
     typer.echo(f"{name} {'paused' if changed else 'was paused already'}")
@@ -103,7 +99,7 @@ def pause(name: Name, group: Group = "processor", redis_url: RedisUrl = "") -> N
 def resume(name: Name, group: Group = "processor", redis_url: RedisUrl = "") -> None:
     """Resume a paused entry. Ticks that were due during the pause are skipped.
 
-    Exit codes: 0 resumed (also if it was not paused), 2 no server or no such entry.
+    Exit codes: 0 resumed (or it was not paused), 2 no server or no such entry.
     """
     changed = _with(redis_url, group, lambda schedules: schedules.resume(name))
     typer.echo(f"{name} {'goes on' if changed else 'was not paused'}")

@@ -103,7 +103,7 @@ class Orchestrator:
             self._view.show(snapshot)
             if all(worker.state is State.WAITING for worker in snapshot.workers):
                 break
-            # Wait for a worker that is starting, not for one that has ended.
+            # Wait while a worker starts, but not if one has ended.
             self._check_progress(snapshot, workers, 0.0 if workers.ended() else _START_S)
             time.sleep(_POLL_S)
         self._view.log(f"{len(workers.processes)} worker processes, up to {BATCH} messages in flight each")

@@ -52,7 +52,7 @@ class WorkerProcesses:
         worker.alive = False
 
     def restart(self, worker: WorkerProcess) -> None:
-        """Start a new process under the name of one that ended."""
+        """Start a new process under the name of an ended worker."""
         worker.process.wait()
         _close_pipe(worker)
         worker.process = self._start(worker.settings)

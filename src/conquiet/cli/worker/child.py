@@ -1,10 +1,10 @@
-"""One worker process: imports the workers, runs them, reports their readiness and ends when asked.
+"""One worker process: imports the workers, runs them, reports their readiness and ends on a signal.
 
-The supervisor holds the other end of its stdin. When that closes, also by the supervisor's death, the process drains
-and ends.
+The supervisor holds the other end of its stdin. When that closes, for example because the supervisor died, the process
+drains and ends.
 
-It starts with SIGTERM and SIGINT blocked and unblocks them once it has handlers for them. So a request to end that
-arrives earlier, even while Python itself starts, ends it in good order: nothing is in flight yet.
+It starts with SIGTERM and SIGINT blocked and unblocks them once it has handlers for them. So a signal that arrives
+earlier, even while Python itself starts, ends it in order: nothing is in flight yet.
 """
 
 import asyncio
@@ -77,9 +77,9 @@ class Child:
         self._reasons = ReadinessReasons(heartbeats.path, row)
 
     def stop(self) -> None:
-        """Ask all workers to end. Only assigns. A second call changes nothing."""
-        # A signal, a failed worker and the supervisor's death may all ask for the end. A second stop() would force a
-        # worker to abort its handlers.
+        """Request the stop of all workers. Only assigns. A second call changes nothing."""
+        # A signal, a failed worker and the death of the supervisor each call this. A second stop() would force a worker
+        # to abort its handlers.
         if self._stopping:
             return
         self._stopping = True
@@ -88,7 +88,7 @@ class Child:
 
     @property
     def was_ready(self) -> bool:
-        """Whether all workers were ready at the same time at least once."""
+        """True if all workers were ready at the same time at least once."""
         return self._was_ready
 
     @property
@@ -97,9 +97,9 @@ class Child:
         return sum(worker.abandoned for worker in self._workers)
 
     def interrupt(self) -> None:
-        """Stop, and leave an import that may take long. Runs inside a signal handler."""
-        # systemd signals the whole control group by default: the supervisor's signal is then the second one, and must
-        # not abort handlers. The supervisor decides for how long to wait, and kills.
+        """Stop the workers, and interrupt an import, which may take long. Runs inside a signal handler."""
+        # systemd signals the whole control group by default. The signal of the supervisor is then the second, and must
+        # not abort handlers: the supervisor decides how long it waits before it kills.
         for signum in SIGNALS:
             signal.signal(signum, _ignore)
         self.stop()
@@ -107,7 +107,7 @@ class Child:
             raise _StopDuringImport
 
     def load(self, target: str, concurrency: int | None, only: "Sequence[str]" = ()) -> "list[Worker]":
-        """Unblock the signals and import the workers; an empty list if the process was asked to end meanwhile."""
+        """Unblock the signals and import the workers. Return an empty list if a stop was requested meanwhile."""
         from conquiet.cli.worker.worker_loader import load_workers
 
         try:
@@ -140,7 +140,7 @@ class Child:
         try:
             await _run_and_close(worker)
         except LifecycleError:
-            # Stopped between our check and its start, it refuses to start: that is the end we asked for.
+            # A worker that was stopped between the check above and its start refuses to start.
             if not self._stopping:
                 self.stop()
                 raise

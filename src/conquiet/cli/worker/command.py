@@ -52,9 +52,9 @@ def worker(
     """Run an App, or a worker: Processor, Scheduler, RabbitConsumer, OutboxRelay, QueueWorker or runtime.Consumer.
 
     MODULE:OBJECT is one of these, a list of them, or a function that returns them. Processes that die are restarted,
-    with growing pauses; five crashes within a minute end the command. SIGTERM or Ctrl-C drains: nothing new is read,
-    what runs is finished and acknowledged. A second signal forces the end; what is unfinished stays pending for other
-    workers. If a server cannot be reached at the start, the command waits for it.
+    with growing pauses; five crashes within a minute end the command. SIGTERM or Ctrl-C drains: workers read nothing
+    new, finish running handlers and acknowledge their messages. A second signal forces the end; unfinished messages
+    stay pending for other workers. If a server cannot be reached at the start, the command waits for it.
 
     With --max-messages, --max-rss or --max-age a process is replaced by a fresh one when it reaches the limit (up to a
     tenth earlier): it drains first, one process at a time, and no message loses an attempt.

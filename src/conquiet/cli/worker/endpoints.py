@@ -1,11 +1,11 @@
 """Liveness, readiness and metrics over HTTP, for probes and for Prometheus.
 
 /livez     200 while the supervisor loop runs
-/readyz    200 while every process is ready, else 503; the body names those that are not
+/readyz    200 while every process is ready, else 503; the body names the others
 /metrics   of all processes together
 
-Clients may open connections and send nothing. So their number is bounded: one too many closes the oldest, and a probe,
-which is answered within milliseconds, is always accepted.
+Clients may open connections and send nothing. So their number is bounded: a further connection closes the oldest. A
+probe, which takes milliseconds, is always accepted.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ CONNECTIONS: Final = 64
 """Maximum number of connections per port."""
 
 MAX_AGE_S: Final = 10.0
-"""Maximum age of a connection, whatever it sends."""
+"""Maximum age of a connection."""
 
 _IDLE_TIMEOUT_S: Final = 5.0
 _log = FactLogger("conquiet.worker")
@@ -46,7 +46,7 @@ class BoundedServer(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Respond in a thread of its own; close the oldest connection if there are too many."""
+        """Respond in a separate thread; close the oldest connection if there are too many."""
         with self._lock:
             while len(self._opened) >= CONNECTIONS:
                 self._abort(next(iter(self._opened)))
@@ -70,7 +70,7 @@ class BoundedServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the base class's signature
-        """Log the class of the error. A client that hangs up is no error."""
+        """Log the class of the error. A client that hangs up is not an error."""
         error = sys.exception()
         if error is not None and not isinstance(error, OSError):
             _log.failure(logging.ERROR, "HTTP request failed", error)

@@ -49,7 +49,7 @@ class HeartbeatFile:
 
 
 class ReadinessReasons:
-    """Why the parts of one process are not ready: a small file beside the rows, written when it changes.
+    """A small file with the reasons why parts of one process are not ready, written when they change.
 
     Args:
         heartbeats: Path of the file with the rows.
@@ -61,7 +61,7 @@ class ReadinessReasons:
         self._written: dict[str, str] | None = None
 
     def write(self, reasons: Mapping[str, str]) -> None:
-        """Replace what the file says. Never raises: a full disk must not end a worker."""
+        """Replace the content of the file. Never raises: a full disk must not end a worker."""
         if reasons == self._written:
             return
         self._written = dict(reasons)

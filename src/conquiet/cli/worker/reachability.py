@@ -19,7 +19,7 @@ _TRANSIENT: Final = frozenset({"ConnectionError", "TimeoutError", "BusyLoadingEr
 def unreachable_server(error: BaseException) -> str | None:
     """Return which server could not be reached, e.g. "Redis at 127.0.0.1:6379"; None for any other failure.
 
-    A server that answers and refuses (a wrong password, no rights) was reached.
+    A server that replies with a refusal (a wrong password, no rights) was reached.
     """
     if isinstance(error, ServerUnreachableError):
         return error.server

@@ -1,6 +1,6 @@
-"""Decide when a worker process is replaced by a fresh one: after so many messages, so much memory, or so long.
+"""Decide when a worker process is replaced: by handled messages, by memory, or by age.
 
-One process at a time: the next one is drained only when the replacement of the last one is ready. Limits differ by up
+One process is replaced at a time: the next is drained when the replacement of the last is ready. Limits differ by up
 to a tenth from process to process, so that hosts that were started together do not recycle together.
 """
 
@@ -18,7 +18,7 @@ _LEAST_AGE_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecycleLimits:
-    """When a process is replaced; None is no limit.
+    """Limits at which a process is replaced. None disables a limit.
 
     Attributes:
         max_messages: Messages handled.
@@ -57,8 +57,8 @@ class RecycleLimits:
             rss_bytes: Its memory.
             age_s: Its age.
             share: The part of each limit that is its own.
-            first_rss_bytes: Its memory when it became ready. If that is above the limit, memory is a reason once a
-                minute only: the worker would do nothing but start otherwise.
+            first_rss_bytes: Its memory when it became ready. If that is above the limit, memory is a reason at most
+                once a minute: otherwise the worker would only restart.
         """
         if self.max_messages is not None and handled >= self.max_messages * share:
             return f"has handled {handled} messages"
@@ -76,7 +76,7 @@ def draw_share() -> float:
 
 
 def rss_bytes(pid: int) -> int:
-    """Return the resident memory of a process; 0 if it has ended, or the system does not say."""
+    """Return the resident memory of a process; 0 if it has ended, or the system does not report it."""
     try:
         fields = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")

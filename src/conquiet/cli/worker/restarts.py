@@ -24,7 +24,7 @@ WINDOW_S = 60.0
 
 
 class RestartAction(Enum):
-    """What to do about a process that ended by itself."""
+    """The reaction to a process that ended without a request."""
 
     RESTART = "restart"
     REPLACE = "replace"  # it was drained for a fresh one
@@ -37,7 +37,7 @@ class RestartAction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do, and after how long."""
+    """An action, and the delay before it."""
 
     action: RestartAction
     delay_s: float = 0.0
@@ -47,7 +47,8 @@ class RestartPolicy:
     """Remembers the crashes of one process slot.
 
     Args:
-        wait_s: How long to wait for a server that cannot be reached at the start. That is no crash.
+        wait_s: How long to wait for a server that cannot be reached at the start. An exit for this reason is not a
+            crash.
 
     A crash loop is ``CRASHES`` crashes within ``WINDOW_S``: then the fault does not pass, and a supervisor that
     restarts without end hides it from the monitoring.

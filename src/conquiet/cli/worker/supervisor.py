@@ -1,8 +1,8 @@
-"""Starts worker processes, restarts them when they die, ends them when asked. Imports no code of the user.
+"""Start worker processes, restart them when they die, and end them on a signal. Imports no code of the user.
 
 RUNNING ──signal──▶ DRAINING: each process gets SIGTERM and the grace period, then (or at a second signal) SIGKILL
    │
-   └─ a process ended by itself: restart it with backoff, give up (see ``restarts``), or wait for a changed file
+   └─ a process ended unexpectedly: restart it with backoff, give up (see ``restarts``), or wait for a changed file
 """
 
 import contextlib
@@ -134,7 +134,7 @@ class ProcessSupervisor:
         if exit_code is None:
             return None
         self._reap(worker)
-        # A process that we have drained is followed by another at once, however it ended.
+        # A drained process is replaced immediately, with any exit code.
         decision = Decision(RestartAction.REPLACE) if worker.draining else worker.policy.decide(exit_code, now_s)
         match decision.action:
             case RestartAction.FINISHED:
@@ -245,7 +245,7 @@ class ProcessSupervisor:
         # A child inherits what is blocked here, and unblocks the signals once it can handle them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
-            # A process group of its own: Ctrl-C on the terminal reaches the supervisor alone, which drains them.
+            # A separate process group: Ctrl-C on the terminal reaches only the supervisor, which drains the processes.
             return subprocess.Popen(
                 [sys.executable, "-m", "conquiet.cli.worker.child"],
                 stdin=subprocess.PIPE,
@@ -297,7 +297,7 @@ class ProcessSupervisor:
 
     def _terminate(self) -> None:
         for worker in self._workers:
-            # One that is drained already has its signal. A second one would force it.
+            # A draining process already has its signal. A second signal would force it.
             if worker.process is not None and worker.process.poll() is None and not worker.draining:
                 worker.process.send_signal(signal.SIGTERM)
 

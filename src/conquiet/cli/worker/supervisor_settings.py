@@ -1,4 +1,4 @@
-"""What ``conquiet worker`` was asked for."""
+"""The settings of ``conquiet worker``."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ class SupervisorSettings:
     Attributes:
         target: ``module:object``.
         processes: Number of processes.
-        concurrency: Most handlers at once in each process; None keeps that of the workers.
+        concurrency: Maximum concurrent handlers in each process; None keeps the setting of the workers.
         grace_s: How long a process may take to end before it is killed.
         reload: Restart when a Python file below the current folder changes.
         host: Where the ports listen.
@@ -21,7 +21,7 @@ class SupervisorSettings:
         log_level: Of the processes.
         wait_s: How long to wait for a server that cannot be reached at the start.
         only: Parts of an App to run; empty runs all.
-        limits: When a process is replaced by a fresh one.
+        limits: Limits at which a process is replaced.
     """
 
     target: str

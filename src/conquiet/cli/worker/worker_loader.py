@@ -85,7 +85,7 @@ def load_workers(target: str, *, concurrency: int | None, only: Sequence[str] = 
         only: Parts of an App to run; empty runs all.
 
     Raises:
-        CommandError: It cannot be imported, or is no worker.
+        CommandError: It cannot be imported, or is not a worker.
     """
     found = load_object(target)
     if not find_workers(found) and callable(found):
@@ -112,7 +112,7 @@ def _set_only(target: str, workers: list[Worker], only: Sequence[str]) -> None:
 
 
 def _set_concurrency(target: str, found: Any, concurrency: int) -> None:
-    """Set it on each worker that handles messages; a scheduler or a relay beside them has none."""
+    """Set it on each worker that handles messages. A scheduler or a relay has no concurrency."""
     workers = found if isinstance(found, list | tuple) else [found]
     setters = [worker.set_concurrency for worker in workers if hasattr(worker, "set_concurrency")]
     if not setters:

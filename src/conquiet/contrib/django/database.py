@@ -16,7 +16,7 @@ def django_url(alias: str = DEFAULT_DB_ALIAS) -> URL:
     Given to ``App`` as a function, it is called when an engine is made, so that Django's test database is found.
 
     Raises:
-        ConfigurationError: conquiet does not know the database, or it is in memory.
+        ConfigurationError: conquiet does not support the database, or it is in memory.
     """
     connection = connections[alias]
     settings: dict[str, Any] = connection.settings_dict

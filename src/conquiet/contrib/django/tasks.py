@@ -1,4 +1,4 @@
-"""Functions that are enqueued through the outbox, with the words of ``django.tasks``, on every Django since 5.2.
+"""Functions that are enqueued through the outbox, with the interface of ``django.tasks``, on Django 5.2 and newer.
 
     @task(app)
     def book(order_id: str, cents: int) -> None:

@@ -98,10 +98,9 @@ def emit(
 
 
 class DjangoSource(SyncSource):
-    """Run each message in its own atomic block."""
+    """Run each message in its own atomic block, in Django's default database."""
 
-    def __init__(self, using: str = DEFAULT_DB_ALIAS) -> None:  # without super(): there is no engine
-        self._using = using
+    def __init__(self) -> None:  # without super(): there is no engine
         self.capacity = None
 
     def require_handler(self, handler: Callable[..., Any]) -> None:
@@ -123,12 +122,12 @@ class DjangoSource(SyncSource):
         close_old_connections()  # as for each request: an old or broken connection is not used again
         is_committing = False
         try:
-            with _translated(self._using, lambda: is_committing), transaction.atomic(using=self._using, durable=True):
-                session = DjangoTransaction(self._using)
+            with _translated(lambda: is_committing), transaction.atomic(durable=True):
+                session = DjangoTransaction()
                 with inbox.once(session, msg) as first_time:
                     if first_time:
                         reject_awaitable("the handler", work(session))
-                        if transaction.get_rollback(self._using):
+                        if transaction.get_rollback():
                             raise LifecycleError(
                                 "the handler's transaction was marked for rollback by an error that it caught: let "
                                 "the error leave the handler, or catch it outside of an inner atomic block"
@@ -143,8 +142,8 @@ class DjangoSource(SyncSource):
     def read(self, work: Callable[[Any], T]) -> T:
         """Return ``work(session)``, run in its own atomic block: it reads whether a job was cancelled."""
         close_old_connections()
-        with _translated(self._using, lambda: False), transaction.atomic(using=self._using, durable=True):
-            return work(DjangoTransaction(self._using))
+        with _translated(lambda: False), transaction.atomic(durable=True):
+            return work(DjangoTransaction())
 
 
 class _OfDjango:
@@ -223,11 +222,11 @@ def _statement_errors(alias: str) -> Iterator[None]:
 
 
 @contextmanager
-def _translated(alias: str, committing: Callable[[], bool]) -> Iterator[None]:
+def _translated(committing: Callable[[], bool]) -> Iterator[None]:
     try:
         yield
     except DjangoError as error:
-        raise _as_ours(error, _BLOCK, alias, committing=committing()) from (error.__cause__ or error)
+        raise _as_ours(error, _BLOCK, DEFAULT_DB_ALIAS, committing=committing()) from (error.__cause__ or error)
 
 
 def _as_ours(error: DjangoError, info: OperationInfo, alias: str, *, committing: bool) -> DbWriteError:

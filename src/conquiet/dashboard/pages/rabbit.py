@@ -13,18 +13,23 @@ from conquiet.dashboard.actions import ActionRoute, Result
 from conquiet.dashboard.forms import Form
 from conquiet.dashboard.views import NotShownError, Page, Values, View
 from conquiet.errors import ConfigurationError
-from conquiet.management.rabbit_dead_letters import discard_dead, list_dead, replay_dead
+from conquiet.management.rabbit_queues import select_deliveries
 
 _LOOK: Final = 50
+_MOST: Final = 1_000
 _LIMIT_S: Final = 60.0
 
 
-async def rabbit(view: View) -> Values:
-    """Return one page of queues."""
+def _require_rabbit(view: View) -> None:
     if not view.access.allows(Action.VIEW):
         raise ConfigurationError("RabbitMQ belongs to no stream: your right to look is limited to streams")
     if not view.parts.settings.rabbit_url:
         raise ConfigurationError("no RabbitMQ is configured: give rabbit_url= (--rabbit-url)")
+
+
+async def rabbit(view: View) -> Values:
+    """Return one page of queues."""
+    _require_rabbit(view)
     name, page = view.text("q"), view.number("page", 1)
     found = await view.parts.servers.rabbit(lambda one: one.list_queues(page=page, name=name))
     return {"listed": found, "q": name, "looked": view.parts.peeks.get(view.text("look"))}
@@ -32,10 +37,7 @@ async def rabbit(view: View) -> Values:
 
 async def queue_history(view: View) -> Values:
     """Return the last hour of one queue: depth and rates, sampled by the broker."""
-    if not view.access.allows(Action.VIEW):
-        raise ConfigurationError("RabbitMQ belongs to no stream: your right to look is limited to streams")
-    if not view.parts.settings.rabbit_url:
-        raise ConfigurationError("no RabbitMQ is configured: give rabbit_url= (--rabbit-url)")
+    _require_rabbit(view)
     name = view.text("queue")
     found = await view.parts.servers.rabbit(lambda one: one.history(name)) if name else None
     if found is None:
@@ -46,7 +48,7 @@ async def queue_history(view: View) -> Values:
 async def _peek(view: View, form: Form) -> Result:
     queue = form.text("queue")
     found = await view.parts.servers.rabbit_async(
-        lambda one: list_dead(one.url, one.api_url, queue, limit=_LOOK), limit_s=_LIMIT_S
+        lambda one: one.dead_letters(queue).list(limit=_LOOK), limit_s=_LIMIT_S
     )
     rows: list[dict[str, Any]] = [
         {name: getattr(one, name) for name in ("position", "message_id", "source", "reason", "count", "size_bytes")}
@@ -59,20 +61,18 @@ async def _peek(view: View, form: Form) -> Result:
 async def _move(view: View, form: Form) -> Result:
     queue, message_id, source = form.text("queue"), form.text("message_id"), form.text("source")
     dry_run, do = form.text("dry") == "1", form.text("do")
+
+    def selected() -> Any:
+        return select_deliveries(message_id=message_id, source=source)
+
     if do == "replay":
         report = await view.parts.servers.rabbit_async(
-            lambda one: replay_dead(
-                one.url, one.api_url, queue, message_id=message_id, source=source, limit=1_000, dry_run=dry_run
-            ),
-            limit_s=_LIMIT_S,
+            lambda one: one.dead_letters(queue).replay(selected(), limit=_MOST, dry_run=dry_run), limit_s=_LIMIT_S
         )
         said = f"{report.matched} would be replayed" if dry_run else f"{report.replayed} of {report.matched} replayed"
         return Result(f"{printable(queue)}: {said}; {report.unreplayable} stay", "/rabbit")
     done = await view.parts.servers.rabbit_async(
-        lambda one: discard_dead(
-            one.url, one.api_url, queue, message_id=message_id, source=source, limit=1_000, dry_run=dry_run
-        ),
-        limit_s=_LIMIT_S,
+        lambda one: one.dead_letters(queue).discard(selected(), limit=_MOST, dry_run=dry_run), limit_s=_LIMIT_S
     )
     return Result(f"{printable(queue)}: {done} {'would be ' if dry_run else ''}discarded", "/rabbit")
 

@@ -28,15 +28,15 @@ _DEFAULT_TIMEOUT_S: Final = 10
 
 
 def make_lock_backend(
-    strategy: LockStrategy, db_config: DbConfig, *, lock_timeout_s: int | None = None
+    strategy: LockStrategy, db_config: DbConfig, *, lock_timeout_s: float | None = None
 ) -> LockBackend | None:
     """Return the backend of a strategy; None for NONE. SPEC(003 §5.8).
 
     Args:
         strategy: The strategy.
         db_config: A row lock finds the row by its ``id_column``.
-        lock_timeout_s: Longest wait for an advisory or table lock, in whole seconds; 10 if None. A
-            ``ConfigurationError`` with a strategy that has neither.
+        lock_timeout_s: Longest wait for an advisory or table lock; 10 if None. Where the server has whole seconds
+            only, a fraction is rounded up. A ``ConfigurationError`` with a strategy that has neither lock.
     """
     if not isinstance(strategy, LockStrategy):
         raise ConfigurationError(f"lock_strategy must be a LockStrategy, got a {type(strategy).__name__}")
@@ -60,6 +60,6 @@ def make_lock_backend(
             assert_never(strategy)
 
 
-def _reject_timeout(lock_timeout_s: int | None, why: str) -> None:
+def _reject_timeout(lock_timeout_s: float | None, why: str) -> None:
     if lock_timeout_s is not None:
         raise ConfigurationError(f"lock_timeout_s is for advisory and table locks only: {why}")

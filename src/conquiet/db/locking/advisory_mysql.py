@@ -8,7 +8,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import Connection
 
 from conquiet.core.log import FactLogger
-from conquiet.core.validation import require_positive, require_text
+from conquiet.core.validation import require_seconds, require_text
 from conquiet.db import lock_holder
 from conquiet.db.connection_cleanup import invalidate
 from conquiet.db.locking.base import LockBackend
@@ -27,14 +27,14 @@ class MySQLAdvisoryLockBackend(LockBackend):
     """Lock the pair of table and id, server-wide, against all users of the same name. SPEC(003 §5.4).
 
     Args:
-        lock_timeout: Longest wait in seconds.
+        lock_timeout: Longest wait in seconds. MySQL has whole seconds only, so a fraction is rounded up there.
         prefix: Beginning of the lock names. Writers that must exclude each other share it.
     """
 
     outlives_commit = True
 
-    def __init__(self, lock_timeout: int = 10, prefix: str = "conquiet_lock") -> None:
-        self.lock_timeout = require_positive("lock_timeout", lock_timeout)
+    def __init__(self, lock_timeout: float = 10, prefix: str = "conquiet_lock") -> None:
+        self.lock_timeout = require_seconds("lock_timeout", lock_timeout)
         self.prefix = require_text("prefix", prefix)
 
     def acquire(self, conn: Connection, op: DbOperation) -> None:

@@ -1,4 +1,4 @@
-"""A locking read: returns the newest state, also if the snapshot of its transaction is older."""
+"""A locking read: returns the newest state, even if the snapshot of its transaction is older."""
 
 import time
 from collections.abc import Mapping

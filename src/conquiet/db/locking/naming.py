@@ -24,8 +24,8 @@ MAX_LENGTH: Final = 64
 _DIGEST_BYTES: Final = 16
 _PLAIN_INT: Final = 10**18
 _BEYOND_BMP: Final = 0xFFFF
-# A separate context: an application may have set its thread's to 6 digits, and an id must not depend on that. No
-# traps: text that is no number becomes NaN, and a number that is too large infinite.
+# A separate context: an application may have set the context of its thread to 6 digits, and an id must not depend on
+# that. No traps: text that is not a number becomes NaN, and a number that is too large becomes infinite.
 _NUMBERS: Final = Context(prec=100, Emax=MAX_EMAX, Emin=MIN_EMIN, capitals=0, traps=[])
 
 

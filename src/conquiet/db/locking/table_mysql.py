@@ -1,5 +1,6 @@
 """A lock on the whole table: LOCK TABLES ... WRITE."""
 
+import math
 import time
 from typing import Final
 
@@ -7,7 +8,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import Connection
 
 from conquiet.core.log import FactLogger
-from conquiet.core.validation import require_positive
+from conquiet.core.validation import require_seconds
 from conquiet.db import lock_holder, sql
 from conquiet.db.connection_cleanup import invalidate
 from conquiet.db.errors import DbErrorKind, fault_of
@@ -30,19 +31,20 @@ class MySQLTableLockBackend(LockBackend):
     the order is: LOCK, work, COMMIT, UNLOCK. While the lock is held, this connection reaches no other table.
 
     Args:
-        lock_timeout_s: Longest wait in seconds. Set as ``lock_wait_timeout`` on the connection, where it
-            stays: MariaDB's default is a day.
+        lock_timeout_s: Longest wait; a fraction is rounded up, because servers have whole seconds only. Set as
+            ``lock_wait_timeout`` on the connection, where it stays: MariaDB's default is a day.
     """
 
-    def __init__(self, lock_timeout_s: int = 10) -> None:
-        self.lock_timeout_s = require_positive("lock_timeout_s", lock_timeout_s)
+    def __init__(self, lock_timeout_s: float = 10) -> None:
+        self.lock_timeout_s = require_seconds("lock_timeout_s", lock_timeout_s)
 
     def acquire(self, conn: Connection, op: DbOperation) -> None:
-        """Wait until no other connection uses the table, at most ``lock_timeout_s`` seconds."""
+        """Wait until no other connection uses the table, at most ``lock_timeout_s``."""
         # Once per connection, not once per lock: a round trip saved.
-        if conn.info.get(_WAIT_KEY) != self.lock_timeout_s:
-            execute(conn, _SET_WAIT, {"timeout": self.lock_timeout_s})
-            conn.info[_WAIT_KEY] = self.lock_timeout_s
+        wait_s = math.ceil(self.lock_timeout_s)
+        if conn.info.get(_WAIT_KEY) != wait_s:
+            execute(conn, _SET_WAIT, {"timeout": wait_s})
+            conn.info[_WAIT_KEY] = wait_s
         started = time.monotonic()
         try:
             execute(conn, sql.lock_table(op.table))
@@ -51,7 +53,7 @@ class MySQLTableLockBackend(LockBackend):
                 raise
             holder = lock_holder.table_holder(conn, op.table)
             raise LockTimeoutError(
-                f"the lock on table {op.table} could not be acquired within {self.lock_timeout_s} s"
+                f"the lock on table {op.table} could not be acquired within {wait_s} s"
                 f"{lock_holder.format_holder(holder)}; nothing was written",
                 resource=op.table,
                 waited_s=time.monotonic() - started,

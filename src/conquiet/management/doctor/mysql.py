@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from conquiet.core.redaction import printable
+from conquiet.core.versions import release_of
 from conquiet.management.doctor.database_checks import check_inbox_and_outbox, check_overdue, check_pools
 from conquiet.management.doctor.findings import Finding, Severity, run_checks
 
@@ -166,9 +167,8 @@ def _seconds(facts: MySQLFacts, name: str) -> int:
 def check_version(facts: MySQLFacts) -> Iterator[Finding]:
     """Report a server without SKIP LOCKED."""
     version = facts.variables.get("version", "0")
-    parts = tuple(int(part) for part in version.split("-")[0].split(".")[:2] if part.isdigit())
     oldest = _MARIADB_OLDEST if facts.is_mariadb else _MYSQL_OLDEST
-    if parts < oldest:
+    if release_of(version) < oldest:
         yield Finding(
             "mysql.version",
             Severity.ERROR,

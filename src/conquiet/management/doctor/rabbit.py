@@ -6,9 +6,9 @@ from typing import Any
 from urllib.parse import quote
 
 from conquiet.core.redaction import printable
+from conquiet.core.versions import release_of
 from conquiet.management.doctor.findings import Finding, Severity, run_checks
-from conquiet.rabbit.queue_description import delivery_limit, nack_is_uncounted, queue_setting, release_of
-from conquiet.rabbitmq_api import RabbitApi
+from conquiet.rabbitmq_api import RabbitApi, delivery_limit, nack_is_uncounted, queue_setting
 
 _MAX_QUEUES = 200
 _MAX_EXCHANGES = 50

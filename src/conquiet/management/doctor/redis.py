@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from conquiet.core.versions import release_of
 from conquiet.management.doctor.clocks import check_clocks
 from conquiet.management.doctor.findings import Finding, Severity, run_checks
 from conquiet.management.doctor.redis_facts import RedisFacts, RedisLimits, gather
@@ -29,14 +30,10 @@ def examine_redis(server: RedisAdmin, limits: RedisLimits | None = None) -> list
     return run_checks(CHECKS, facts)
 
 
-def _number(facts: RedisFacts, name: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in facts.info.get(name, "0").split(".")[:2] if part.isdigit())
-
-
 def check_version(facts: RedisFacts) -> Iterator[Finding]:
     """Report a server older than 6.2."""
     # Valkey reports the Redis version that it is compatible with.
-    if _number(facts, "redis_version") < _OLDEST:
+    if release_of(facts.info.get("redis_version", "0")) < _OLDEST:
         yield Finding(
             "redis.version",
             Severity.ERROR,

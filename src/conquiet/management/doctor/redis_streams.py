@@ -73,7 +73,7 @@ def check_lag(facts: RedisFacts) -> Iterator[Finding]:
     """Report a group that falls behind or has no consumer."""
     for stream in facts.streams:
         for group in stream.groups:
-            # The server does not know the lag after an XDEL, nor before 7.0; entries may be waiting nevertheless.
+            # The server does not know the lag after an XDEL, and never before 7.0. Entries may still be waiting.
             waiting = group.lag if group.lag is not None else facts.counted.get((stream.key, group.name))
             to_do = _to_do(group, waiting, facts.limits.max_lag)
             place = f"group {printable(group.name)!r} of {printable(stream.key)!r}"

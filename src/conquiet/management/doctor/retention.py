@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from conquiet.core.redaction import printable
-from conquiet.core.validation import require_table
 from conquiet.management.doctor.findings import Finding, Severity, run_checks
 from conquiet.redis_transport.hash_tags import slot_prefix_bytes
 from conquiet.redis_transport.ids import milliseconds_of
@@ -85,11 +84,7 @@ class RetentionFacts:
 
 
 def examine_inbox(
-    engine: "Engine",
-    sources: tuple[RedeliverySource, ...] = (),
-    *,
-    retention_s: float = 30 * _DAY_S,
-    table: str = _INBOX,
+    engine: "Engine", sources: tuple[RedeliverySource, ...] = (), *, retention_s: float = 30 * _DAY_S
 ) -> list[Finding]:
     """Return the findings about the retention of an inbox; nothing if there is no inbox table.
 
@@ -97,13 +92,12 @@ def examine_inbox(
         engine: The database.
         sources: Result of ``find_redelivery_sources`` for the Redis of the protected messages.
         retention_s: Age at which its rows are purged: ``DatabaseRetention.inbox_s``.
-        table: The inbox table.
     """
     from sqlalchemy import inspect
 
-    if not inspect(engine).has_table(require_table("table", table)):
+    if not inspect(engine).has_table(_INBOX):
         return []
-    return run_checks(CHECKS, RetentionFacts(retention_s, _oldest_row_s(engine, table), sources))
+    return run_checks(CHECKS, RetentionFacts(retention_s, _oldest_row_s(engine), sources))
 
 
 def check_purge(facts: RetentionFacts) -> Iterator[Finding]:
@@ -136,13 +130,13 @@ def check_redelivery(facts: RetentionFacts) -> Iterator[Finding]:
 CHECKS = (check_purge, check_redelivery)
 
 
-def _oldest_row_s(engine: "Engine", table: str) -> float | None:
+def _oldest_row_s(engine: "Engine") -> float | None:
     from sqlalchemy import text
 
     from conquiet.db import sql
     from conquiet.db.dialects import is_postgres
 
-    name = sql.quoted(table, sql.DOUBLE_QUOTE if is_postgres(engine) else sql.BACKTICK)
+    name = sql.quoted(_INBOX, sql.DOUBLE_QUOTE if is_postgres(engine) else sql.BACKTICK)
     with engine.connect() as connection:
         oldest = connection.scalar(text(f"SELECT MIN(handled_at) FROM {name}"))  # noqa: S608 - a checked identifier
     if oldest is None:

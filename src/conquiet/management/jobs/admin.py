@@ -89,7 +89,7 @@ class JobAdmin:
 
         A waiting job is removed immediately, by one script. For a running job its worker decides: an ``async def``
         handler is cancelled, a plain function may check ``ctx.cancelled``. A job is cancelled if its handler raises; if
-        the handler returns, the job has had its effect. With an inbox the database decides, also if the worker is
+        the handler returns, the job has had its effect. With an inbox the database decides, even if the worker is
         killed.
 
         Args:

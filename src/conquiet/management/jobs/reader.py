@@ -91,7 +91,7 @@ class JobReader:
         limit: int = 100,
         with_data: bool = False,
     ) -> JobList:
-        """Return up to ``limit`` jobs of a phase that match, and where to go on.
+        """Return up to ``limit`` matching jobs of a phase, and the cursor to continue from.
 
         Raises:
             ConfigurationError: The phase cannot be listed, the cursor is of another list, or the stream has several

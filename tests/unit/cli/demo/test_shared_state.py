@@ -1,4 +1,4 @@
-"""What workers and orchestrator share."""
+"""The state that workers and orchestrator share."""
 
 from pathlib import Path
 

@@ -27,6 +27,6 @@ def a_summary(**changed: Any) -> Summary:
     ],
 )
 def test_a_summary_balances_only_if_everything_is_in_place(changed: dict[str, Any]) -> None:
-    """Money that only moved between the wrong accounts sums up all the same: each account is looked at."""
+    """The total is right even if money moved between the wrong accounts, so each account is checked."""
     assert a_summary().balanced
     assert not a_summary(**changed).balanced

@@ -1,4 +1,4 @@
-"""The health port answers probes whatever else is connected to it, and needs few descriptors for that."""
+"""The health port replies to probes with any number of other connections, and needs few descriptors for that."""
 
 import contextlib
 import resource
@@ -61,7 +61,7 @@ def test_more_than_a_thousand_idle_connections_do_not_keep_livez_from_answering(
 
         assert livez(port) == b"alive\n"
         wait_until(lambda: http_threads() <= CONNECTIONS + 1)
-        # The clients' ends are ours too.
+        # This process also holds the clients' ends.
         wait_until(lambda: len(list(Path("/proc/self/fd").iterdir())) - before - IDLE <= CONNECTIONS + 5)
 
 
@@ -102,7 +102,7 @@ def test_a_client_that_hangs_up_leaves_no_traceback(port: int, capfd: pytest.Cap
     for _ in range(20):
         with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
             client.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
-            # An RST instead of a FIN: the answer meets a closed connection.
+            # An RST instead of a FIN: the response is sent to a closed connection.
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     wait_until(lambda: http_threads() == 0)
 

@@ -1,4 +1,4 @@
-"""Which failures of a start are worth waiting for: a server that cannot be reached, and not one that refuses."""
+"""The start waits for a server that cannot be reached, not for a server that refuses."""
 
 import socket
 
@@ -48,7 +48,7 @@ def test_the_cause_of_an_error_is_looked_at_too() -> None:
 
 
 def test_the_context_of_an_error_is_examined_too() -> None:
-    """An application that wraps errors without ``from`` waits for its server all the same."""
+    """The start waits for the server even if the application wraps errors without ``from``."""
     error = RuntimeError("mine")
     error.__context__ = RedisConnectionError("Error 111 connecting to 127.0.0.1:1. Connection refused.")
 

@@ -31,7 +31,7 @@ def test_each_limit_is_a_reason(facts: dict[str, float], reason: str) -> None:
     ("first_mb", "age_s", "reason"), [(49, 1.0, "uses 51 MiB"), (50, 59.0, ""), (50, 60.0, "uses 51 MiB")]
 )
 def test_a_limit_below_what_a_fresh_process_needs_acts_once_a_minute(first_mb: int, age_s: float, reason: str) -> None:
-    """Each process would be replaced as soon as it is ready, and the worker would do nothing but start."""
+    """Otherwise each process would be replaced as soon as it is ready, and the worker would only restart."""
     limits = RecycleLimits(max_rss_mb=50)
     found = limits.reason(handled=0, rss_bytes=51 * 2**20, age_s=age_s, first_rss_bytes=first_mb * 2**20)
 

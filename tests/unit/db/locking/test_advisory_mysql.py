@@ -16,7 +16,7 @@ from conquiet.errors import LockAcquisitionError
 
 @dataclass
 class FakeExecute:
-    """Replaces ``execute``: records the timeouts of GET_LOCK and returns the given answer."""
+    """Replaces ``execute``: records the timeouts of GET_LOCK and returns the given reply."""
 
     answer: int | None
     timeouts: list[float] = field(default_factory=list)

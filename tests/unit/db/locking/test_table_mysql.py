@@ -14,7 +14,10 @@ OP = DbOperation("orders", DbOperationType.UPDATE, 1, {"amount": 1})
 
 
 def test_a_table_lock_waits_as_long_as_its_own_backend_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two writers share a pool: the timeout of one must not stay on the connection for the other."""
+    """Two writers share a pool: the timeout of one must not stay on the connection for the other.
+
+    Servers have whole seconds only: a fraction is rounded up.
+    """
     sent: list[Any] = []
 
     class PooledConnection:
@@ -26,7 +29,7 @@ def test_a_table_lock_waits_as_long_as_its_own_backend_says(monkeypatch: pytest.
 
     monkeypatch.setattr(table_mysql, "execute", execute)
     conn = cast("Connection", PooledConnection())
-    for lock_timeout_s in (3, 7, 7):
+    for lock_timeout_s in (3, 6.5, 7):
         MySQLTableLockBackend(lock_timeout_s).acquire(conn, OP)
 
     assert sent == [3, "LOCK", 7, "LOCK", "LOCK"]

@@ -45,7 +45,7 @@ def test_from_4_0_on_quorum_queues_have_a_limit_by_default() -> None:
 
 
 def dead_letters(arguments: dict[str, object], *, version: str = "3.13.0", bound: bool = False) -> list[str]:
-    """What is said about the queue that the rejects of ``orders`` end in."""
+    """Return the findings about the queue that gets the rejects of ``orders``."""
     to = {"x-dead-letter-exchange": "orders.dlx"} if bound else {"x-dead-letter-routing-key": "orders.dead"}
     orders = {
         "name": "orders",
@@ -59,7 +59,7 @@ def dead_letters(arguments: dict[str, object], *, version: str = "3.13.0", bound
 
 @pytest.mark.parametrize("bound", [True, False])
 def test_a_dead_letter_queue_with_a_limit_is_a_warning(*, bound: bool) -> None:
-    """With a limit, looking deletes dead letters: what was looked at too often or, from 4.3 on, came with too many."""
+    """With a limit, peeking deletes dead letters: after too many peeks, or from 4.3 on if their count was too high."""
     assert dead_letters({}, bound=bound) == []
     assert dead_letters({"x-delivery-limit": 5}, bound=bound) == [
         "dead-letter queue 'orders.dead' has a delivery limit of 5"

@@ -1,4 +1,4 @@
-"""Which jobs a filter means."""
+"""Jobs that a filter selects."""
 
 import pytest
 

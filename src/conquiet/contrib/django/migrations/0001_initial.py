@@ -14,7 +14,7 @@ def create(_apps: Any, schema_editor: Any) -> None:
 
 
 def drop(_apps: Any, schema_editor: Any) -> None:
-    """Drop both tables, with what is in them."""
+    """Drop both tables with their rows."""
     for table in (INBOX_TABLE, OUTBOX_TABLE):
         schema_editor.execute(f"DROP TABLE IF EXISTS {schema_editor.quote_name(table)}")
 
