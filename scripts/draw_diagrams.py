@@ -177,7 +177,7 @@ QUESTIONS = (
         ("start, resume or scale it", "conquiet worker"),
     ),
     ("4. Is it pending?", "conquiet pending orders", "yes", ("it runs, or its worker died:", "claimed after a minute")),
-    ("5. Is it dead?", "conquiet dead-letters groups orders", "yes", ("repair the cause, then", "dead-letters replay")),
+    ("5. Is it dead?", "conquiet dead-letters causes orders", "yes", ("repair the cause, then", "dead-letters replay")),
     ("6. Did the inbox know its id?", "conquiet db status", "yes", ("it had its effect before", "")),
 )
 """Question, its command, the result that ends the search, and the remedy."""

@@ -73,7 +73,7 @@ def test_emit_then_dead_letters_are_listed_shown_replayed_and_discarded(
     listed = json.loads(conquiet("dead-letters", "list", stream, "--json").stdout)
     shown = quick("dead-letters", "show", stream, listed[0]["id"])
     open_shown = quick("dead-letters", "list", stream, "--show-payload", "--json")
-    (group,) = json.loads(quick("dead-letters", "groups", stream, "--json").stdout)
+    (cause,) = json.loads(quick("dead-letters", "causes", stream, "--json").stdout)
     unchosen = quick("dead-letters", "replay", stream)
     would = quick("dead-letters", "replay", stream, "--all", "--dry-run")
     replayed = conquiet("dead-letters", "replay", stream, "--id", listed[0]["id"])
@@ -84,7 +84,7 @@ def test_emit_then_dead_letters_are_listed_shown_replayed_and_discarded(
     assert "ZeroDivisionError" in shown.stdout
     assert "jane@" not in shown.stdout + json.dumps(listed)
     assert "jane@" in open_shown.stdout
-    assert (group["error"], group["count"]) == ("ZeroDivisionError", 3)
+    assert (cause["error"], cause["count"]) == ("ZeroDivisionError", 3)
     assert (unchosen.returncode, "choose the dead letters" in unchosen.stderr) == (2, True)
     assert would.stdout == "3 would be replayed\n"
     assert (replayed.stdout, discarded.stdout) == ("1 replayed\n", "2 discarded\n")
@@ -225,7 +225,7 @@ def test_dead_letters_of_a_queue_are_seen_put_back_and_thrown_away(
 
     words = ("--rabbit", "--json")
     seen = json.loads(run("dead-letters", "list", "orders.dead", *words, env=env).stdout)
-    again = json.loads(invoke("dead-letters", "groups", "orders.dead", *words, env=env).stdout)
+    again = json.loads(invoke("dead-letters", "causes", "orders.dead", *words, env=env).stdout)
     back = json.loads(invoke("dead-letters", "replay", "orders.dead", "--all", "--limit", "2", *words, env=env).stdout)
     gone = json.loads(invoke("dead-letters", "discard", "orders.dead", "--all", *words, env=env).stdout)
     missing = invoke("dead-letters", "list", "nowhere", "--rabbit", env=env)

@@ -218,7 +218,7 @@ def test_a_queue_worker_is_run_becomes_ready_and_drains(
         ("resume", "orders"),
         ("doctor",),
         ("dead-letters", "list", "orders"),
-        ("dead-letters", "groups", "orders"),
+        ("dead-letters", "causes", "orders"),
         ("dead-letters", "show", "orders", "1-0"),
         ("dead-letters", "replay", "orders", "--all"),
         ("dead-letters", "discard", "orders", "--all"),
