@@ -95,3 +95,23 @@ def declare(amqp_url: str) -> Callable[..., None]:
         connection.close()
 
     return make
+
+
+@pytest.fixture
+def conquiet(run: Run, redis_url: str) -> Run:
+    """The installed command with the Redis of the test in the environment."""
+
+    def start(*words: str, stdin: str = "") -> Any:
+        return run(*words, stdin=stdin, env={"CONQUIET_REDIS_URL": redis_url})
+
+    return start
+
+
+@pytest.fixture
+def quick(invoke: Run, redis_url: str) -> Run:
+    """The same without a separate process."""
+
+    def call(*words: str, stdin: str = "") -> Any:
+        return invoke(*words, stdin=stdin, env={"CONQUIET_REDIS_URL": redis_url})
+
+    return call

@@ -184,7 +184,7 @@ def test_what_was_not_replayed_is_reported(dead_letters: Run, broker: Broker) ->
     would = dead_letters("replay", "dead", "--all", "--dry-run").stdout.splitlines()
     done = dead_letters("replay", "dead", "--all").stdout.splitlines()
 
-    left = "1 unreplayable: they do not say where they died and stay; give --to QUEUE"
+    left = "1 unreplayable: they do not name their queue and stay; give --to QUEUE"
     assert (would, done) == (["1 would be replayed", left], ["1 replayed", left])
 
 

@@ -33,26 +33,6 @@ number = 17
 """
 
 
-@pytest.fixture
-def conquiet(run: Run, redis_url: str) -> Run:
-    """The installed command with the Redis of the test in the environment."""
-
-    def start(*words: str, stdin: str = "") -> Any:
-        return run(*words, stdin=stdin, env={"CONQUIET_REDIS_URL": redis_url})
-
-    return start
-
-
-@pytest.fixture
-def quick(invoke: Run, redis_url: str) -> Run:
-    """The same without a separate process."""
-
-    def call(*words: str, stdin: str = "") -> Any:
-        return invoke(*words, stdin=stdin, env={"CONQUIET_REDIS_URL": redis_url})
-
-    return call
-
-
 # ---------------------------------------------------------------- processor
 async def kill_all(redis_url: str, stream: str) -> None:
     """Process what is in the stream with a handler that refuses everything."""
@@ -105,7 +85,7 @@ def test_emit_then_dead_letters_are_listed_shown_replayed_and_discarded(
     assert "jane@" not in shown.stdout + json.dumps(listed)
     assert "jane@" in open_shown.stdout
     assert (cause["error"], cause["count"]) == ("ZeroDivisionError", 3)
-    assert (unchosen.returncode, "say which dead letters" in unchosen.stderr) == (2, True)
+    assert (unchosen.returncode, "choose the dead letters" in unchosen.stderr) == (2, True)
     assert would.stdout == "3 would be replayed\n"
     assert (replayed.stdout, discarded.stdout) == ("1 replayed\n", "2 discarded\n")
     assert empty.stdout == "there are no dead letters\n"
@@ -136,7 +116,7 @@ def test_a_pause_that_outlived_its_stream_can_be_ended(quick: Run, client: Redis
     quick("pause", stream)
     client.delete(stream)
 
-    assert quick("resume", stream).stdout == f"{stream} goes on\n"
+    assert quick("resume", stream).stdout == f"{stream} continues\n"
     assert quick("resume", stream).returncode == 2
 
 
@@ -160,8 +140,8 @@ def test_pause_and_resume_a_stream_and_an_event(quick: Run, client: Redis, key_p
         f"{stream} paused",
         f"{stream} was paused already",
         f"event mail.send of {stream} paused",
-        f"{stream} goes on",
-        f"event mail.send of {stream} goes on",
+        f"{stream} continues",
+        f"event mail.send of {stream} continues",
         f"{stream} was not paused",
     ]
 
@@ -190,8 +170,8 @@ def test_a_schedule_is_listed_looked_ahead_paused_and_removed(
     assert (listed["name"], listed["fired"]) == ("report", 0)
     assert len(ahead) == 3
     assert paused.stdout == "report paused\n"
-    assert none_ahead.stdout == "nothing is to be run\n"
-    assert (resumed.stdout, removed.stdout) == ("report goes on\n", "report removed\n")
+    assert none_ahead.stdout == "no runs are due\n"
+    assert (resumed.stdout, removed.stdout) == ("report continues\n", "report removed\n")
     assert (gone.returncode, "has no entry 'report'" in gone.stderr) == (2, True)
 
 

@@ -16,26 +16,6 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def conquiet(run: Run, redis_url: str) -> Run:
-    """The installed command with the Redis of the test in the environment."""
-
-    def start(*words: str, stdin: str = "") -> Any:
-        return run(*words, stdin=stdin, env={"CONQUIET_REDIS_URL": redis_url})
-
-    return start
-
-
-@pytest.fixture
-def quick(invoke: Run, redis_url: str) -> Run:
-    """The same without a separate process."""
-
-    def call(*words: str, stdin: str = "") -> Any:
-        return invoke(*words, stdin=stdin, env={"CONQUIET_REDIS_URL": redis_url})
-
-    return call
-
-
-@pytest.fixture
 def orders(client: Redis, key_prefix: str) -> str:
     """A stream with 5 entries, 3 of them pending for alice in group billing."""
     key = f"{key_prefix}orders"

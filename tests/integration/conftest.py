@@ -1,11 +1,14 @@
 """Fixtures of all packages."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import gc
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
+import uvloop
 
 Call = Callable[[], Awaitable[object]]
+RunOnLoop = Callable[[Callable[[], Awaitable[None]]], None]
 
 
 @pytest.fixture
@@ -29,3 +32,29 @@ def turns_that_swallow_a_cancellation() -> Callable[[Call], Awaitable[list[int]]
         return went_on
 
     return find
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def on_loop(request: pytest.FixtureRequest) -> RunOnLoop:
+    """Return a function that runs a coroutine function on one of both event loops."""
+    factory = uvloop.new_event_loop if request.param == "uvloop" else None
+
+    def run(body: Callable[[], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            await asyncio.wait_for(body(), 60)
+
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(whole())
+
+    return run
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Switch the garbage collector off for the test."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

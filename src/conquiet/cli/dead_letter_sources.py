@@ -19,8 +19,8 @@ Row = dict[str, Any]
 _PAGE: Final = 200
 _MOST_SHOWN: Final = 10
 _LIFT: Final = (
-    "take the limit from the queue (from RabbitMQ 4.0 on by a policy with delivery-limit -1, which holds at once, but "
-    "not against an argument of the queue), or bring all to a queue without one: replay --all --to QUEUE"
+    "remove the limit of the queue (from RabbitMQ 4.0 on by a policy with delivery-limit -1, which applies "
+    "immediately, but not against an argument of the queue), or move all to one without: replay --all --to QUEUE"
 )
 
 
@@ -43,7 +43,7 @@ class Selection:
         """Reject a command with neither a filter nor --all, or with both."""
         if everything == self.filters:
             raise CommandError(
-                "say which dead letters are meant",
+                "choose the dead letters",
                 fix="give --id, --error, --event, --group or (with --rabbit) --source, or --all alone",
             )
 
@@ -151,7 +151,7 @@ class QueueSource:
 
     columns = ("position", "message_id", "source", "reason", "count", "size_bytes")
     cause_columns = ("source", "reason", "count")
-    unreplayable = "they do not say where they died and stay; give --to QUEUE"
+    unreplayable = "they do not name their queue and stay; give --to QUEUE"
 
     def __init__(self, rabbit_url: str, queue: str, api_url: str, *, count_a_delivery: bool) -> None:
         self._flag = rabbit_url
@@ -182,8 +182,7 @@ class QueueSource:
             return asyncio.run(run())
         except PeekUnsafeError as error:
             allow = (
-                "give --count-a-delivery to peek all the same, "
-                f"or --rabbit-api (or ${RABBIT_API}) if the limit is not known"
+                f"give --count-a-delivery to peek anyway, or --rabbit-api (or ${RABBIT_API}) if the limit is not known"
             )
             fix = _LIFT if error.would_delete else "" if self._count_a_delivery else allow
             raise CommandError(str(error), fix=fix) from error

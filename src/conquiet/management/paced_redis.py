@@ -4,6 +4,7 @@ import threading
 import time
 from typing import Any
 
+from conquiet.core.throttle import Throttle
 from conquiet.errors import LifecycleError
 from conquiet.management.redis_admin import RedisAdmin
 from conquiet.redis_transport.commands import Word
@@ -13,13 +14,12 @@ from conquiet.redis_transport.routing import NodeAddress
 class PacedRedisAdmin(RedisAdmin):
     """Waits before a command that would exceed the rate. For one thread."""
 
-    _interval_s = 0.0
-    _next_at_s = 0.0
+    _throttle = Throttle(None)
     _closing: threading.Event | None = None
 
     def limit(self, per_s: float, closing: threading.Event | None = None) -> None:
         """Limit the rate to ``per_s`` commands per second; raise ``LifecycleError`` once ``closing`` is set."""
-        self._interval_s = 1.0 / per_s
+        self._throttle = Throttle(per_s)
         self._closing = closing
 
     def call(self, *words: Word, stream: str = "", group: str = "") -> Any:
@@ -45,10 +45,8 @@ class PacedRedisAdmin(RedisAdmin):
         return super().send(packed, replies, command=command, stream=stream)
 
     def _wait(self, commands: int) -> None:
-        now_s = time.monotonic()
-        wait_s = self._next_at_s - now_s
-        self._next_at_s = max(now_s, self._next_at_s) + commands * self._interval_s
+        wait_s = self._throttle.reserve(commands)
         if self._closing is None:
-            time.sleep(max(0.0, wait_s))
-        elif self._closing.wait(max(0.0, wait_s)) or self._closing.is_set():
+            time.sleep(wait_s)
+        elif self._closing.wait(wait_s):
             raise LifecycleError("the examination was ended: its dashboard closes")

@@ -18,6 +18,7 @@ from typing import Any, Final
 from conquiet.core.clock import SYSTEM_CLOCK, Clock
 from conquiet.core.log import FactLogger
 from conquiet.core.replay_report import ReplayReport
+from conquiet.core.throttle import Throttle
 from conquiet.core.validation import require_positive
 from conquiet.errors import ConfigurationError, PublishError, RabbitError
 from conquiet.rabbit.address import Address, as_urls, require_name
@@ -186,7 +187,7 @@ class RabbitDeadLetters:
                 perhaps as a copy behind the others: a release might exceed the delivery limit of a quorum queue.
         """
         _check_arguments(to, limit, on_progress)
-        pace = _Pace(rate_per_s, self._clock)
+        throttle = Throttle(rate_per_s, self._clock)
         if dry_run:
             found = await self.list(limit=limit, where=where)
             replayable = sum(bool(to or one.source) for one in found)
@@ -208,7 +209,7 @@ class RabbitDeadLetters:
                 if target is None:
                     await self._check_release(taken, cost, message)
                 else:
-                    await pace.wait()
+                    await asyncio.sleep(throttle.reserve())
                     await self._move(replayer, taken, message, target)
                 replayed = report.replayed + (target is not None)
                 matched = report.matched + 1
@@ -279,23 +280,6 @@ def _check_arguments(to: object, limit: object, on_progress: object) -> None:
         require_positive("limit", limit)
     if on_progress is not None and not callable(on_progress):
         raise ConfigurationError("on_progress must be a function")
-
-
-class _Pace:
-    """Spaces calls evenly."""
-
-    def __init__(self, rate_per_s: float | None, clock: Clock) -> None:
-        if rate_per_s is not None and (type(rate_per_s) not in {int, float} or not rate_per_s > 0):
-            raise ConfigurationError("rate_per_s must be a number above 0")
-        self._gap_s = 0.0 if rate_per_s is None else 1.0 / rate_per_s
-        self._clock = clock
-        self._next = clock.monotonic()
-
-    async def wait(self) -> None:
-        now = self._clock.monotonic()
-        if self._next > now:
-            await asyncio.sleep(self._next - now)
-        self._next = max(now, self._next) + self._gap_s
 
 
 class _Replayer:

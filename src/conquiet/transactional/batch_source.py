@@ -193,7 +193,7 @@ class AsyncBatches:
     async def run_batch(
         self, msgs: Sequence[Any], work: Callable[[Any, list[int]], Awaitable[object]], check: Check
     ) -> list[Outcome] | None:
-        """See ``SyncBatches.together``."""
+        """See ``SyncBatches.run_batch``."""
         from conquiet.transactional.async_transaction import AsyncTransaction
 
         in_work = False
@@ -249,7 +249,7 @@ class AsyncBatches:
     async def run_each(
         self, msgs: Sequence[Any], work: Callable[[Any, int], Awaitable[object]], check: Check
     ) -> list[Outcome]:
-        """See ``SyncBatches.each``. One after the other: they share a connection."""
+        """See ``SyncBatches.run_each``. One after the other: they share a connection."""
         from conquiet.transactional.async_transaction import AsyncTransaction
 
         outcomes: list[Outcome] = [None] * len(msgs)

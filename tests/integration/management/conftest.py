@@ -1,6 +1,7 @@
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
+import redis.asyncio
 from redis import Redis
 
 from conquiet.config import QueueConfig
@@ -18,6 +19,17 @@ def client(redis_url: str) -> Iterator[Redis]:
 def server(client: Redis) -> Iterator[RedisAdmin]:
     with RedisAdmin(client) as server:
         yield server
+
+
+@pytest.fixture
+def stream(key_prefix: str) -> str:
+    return f"{key_prefix}orders"
+
+
+@pytest.fixture
+async def aio(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
+    async with redis.asyncio.Redis.from_url(redis_url, protocol=2) as own:
+        yield own
 
 
 class NewerServer(RedisAdmin):

@@ -30,7 +30,7 @@ def test_a_stream_is_described_as_the_server_has_it(client: Redis, server: Redis
 
 
 def test_the_lag_is_never_above_the_length_of_the_stream(client: Redis, server: RedisAdmin) -> None:
-    """The server goes on counting entries that were trimmed before a group has read them."""
+    """The server still counts entries that were trimmed before a group has read them."""
     client.xgroup_create("orders", "billing", "0", mkstream=True)
     for _ in range(10):
         client.xadd("orders", {"data": "{}"})

@@ -17,17 +17,6 @@ MANY = 250
 
 
 @pytest.fixture
-def stream(key_prefix: str) -> str:
-    return f"{key_prefix}orders"
-
-
-@pytest.fixture
-async def aio(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
-    async with redis.asyncio.Redis.from_url(redis_url, protocol=2) as own:
-        yield own
-
-
-@pytest.fixture
 def jobs(aio: redis.asyncio.Redis, stream: str) -> JobAdmin:
     return JobAdmin(aio, stream)
 

@@ -26,17 +26,6 @@ Make = Callable[..., Processor]
 
 
 @pytest.fixture
-def stream(key_prefix: str) -> str:
-    return f"{key_prefix}orders"
-
-
-@pytest.fixture
-async def aio(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
-    async with redis.asyncio.Redis.from_url(redis_url, protocol=2) as own:
-        yield own
-
-
-@pytest.fixture
 async def make(aio: redis.asyncio.Redis, stream: str) -> AsyncIterator[Make]:
     made: list[Processor] = []
 

@@ -15,17 +15,6 @@ from conquiet.testing import wait_until_async
 
 
 @pytest.fixture
-def stream(key_prefix: str) -> str:
-    return f"{key_prefix}orders"
-
-
-@pytest.fixture
-async def aio(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
-    async with redis.asyncio.Redis.from_url(redis_url, protocol=2) as own:
-        yield own
-
-
-@pytest.fixture
 async def processor(aio: redis.asyncio.Redis, stream: str) -> AsyncIterator[Processor]:
     made = Processor(aio, [stream], concurrency=4, settings=ProcessorSettings(job_ttl_s=600))
     yield made

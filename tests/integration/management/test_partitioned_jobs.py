@@ -20,11 +20,6 @@ WAITING = [f"now-{number}" for number in range(12)]
 
 
 @pytest.fixture
-def stream(key_prefix: str) -> str:
-    return f"{key_prefix}orders"
-
-
-@pytest.fixture
 async def aio(redis_url: str) -> AsyncIterator[RawAsyncRedis]:
     own = RawAsyncRedis.from_url(redis_url, protocol=2)
     yield own

@@ -1,16 +1,14 @@
 """A batch is one span that is linked to the sender of each of its messages; its failures are named."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pika
-import pytest
 import redis
-from tests.integration.otel.test_traces import Traces, attribute
+from tests.integration.otel.conftest import Traces
+from tests.integration.otel.test_traces import attribute
 
 from conquiet.otel import conventions as names
-from conquiet.otel import instrument, uninstrument
 from conquiet.processor import NewMessage, Processor, ProcessorSettings, RetryPolicy
 from conquiet.rabbit import RabbitConsumer
 from conquiet.rabbit.publisher import Publisher
@@ -19,20 +17,6 @@ from conquiet.testing import wait_until_async
 
 CANARY = "jane@example.org"
 SETTINGS = ProcessorSettings(retry=RetryPolicy.fixed(0.01, max_attempts=3))
-
-
-@pytest.fixture
-def traces() -> Iterator[Traces]:
-    made = Traces()
-    instrument(tracer_provider=made.provider)
-    yield made
-    uninstrument()
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(redis_url) as made:
-        yield made
 
 
 def linked(span: Any) -> set[int]:

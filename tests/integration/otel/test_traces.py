@@ -12,15 +12,14 @@ import pika
 import pytest
 import redis
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind
 from sqlalchemy import Engine, create_engine
+from tests.integration.otel.conftest import Traces
 
 from conquiet.db import DbSession
 from conquiet.otel import conventions as names
-from conquiet.otel import instrument, uninstrument
+from conquiet.otel import instrument
 from conquiet.processor import JobContext, Processor, ProcessorSettings, RetryPolicy
 from conquiet.rabbit import RabbitConsumer
 from conquiet.rabbit.publisher import Publisher
@@ -56,53 +55,12 @@ asyncio.run(processor.run())
 """
 
 
-class Traces:
-    """The exported spans."""
-
-    def __init__(self) -> None:
-        self._exporter = InMemorySpanExporter()
-        provider = TracerProvider()
-        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-        self.provider = provider
-        self.tracer = provider.get_tracer("the application")
-
-    @property
-    def spans(self) -> tuple[ReadableSpan, ...]:
-        return self._exporter.get_finished_spans()
-
-    def named(self, name: str) -> list[ReadableSpan]:
-        return [span for span in self.spans if span.name == name]
-
-    def chain(self, span: ReadableSpan) -> list[str]:
-        """Return the names from a span up to the root of its trace."""
-        by_id = {one.context.span_id: one for one in self.spans}
-        found = [span.name]
-        while span.parent is not None:
-            span = by_id[span.parent.span_id]
-            found.append(span.name)
-        return found
-
-
-@pytest.fixture
-def traces() -> Iterator[Traces]:
-    made = Traces()
-    instrument(tracer_provider=made.provider)
-    yield made
-    uninstrument()
-
-
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
     made = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
     create_tables(made)
     yield made
     made.dispose()
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(redis_url) as made:
-        yield made
 
 
 @pytest.fixture

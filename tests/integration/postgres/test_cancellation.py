@@ -5,10 +5,9 @@ Counted at the server: connections and open transactions, with the garbage colle
 """
 
 import asyncio
-import gc
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -27,13 +26,6 @@ WITHIN_S = (0.02, 0.1, 0.8)
 UNTOUCHED = 2  # of 20 run to their end: on a busy machine every other one may be cancelled
 
 both_drivers = pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.fixture

@@ -1,25 +1,14 @@
 """The example of processor does what it describes."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from tests.examples import EXAMPLES, run_example
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "processor_email.py"
+EXAMPLE = EXAMPLES / "processor_email.py"
 
 
 @pytest.mark.spec("CM-006.3", "CM-006.4")
 def test_the_email_sender_retries_dead_letters_and_replays(redis_url: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLE)],
-        env={**os.environ, "REDIS_URL": redis_url},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ran = run_example(EXAMPLE, redis_url)
 
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == [

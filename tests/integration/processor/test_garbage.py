@@ -3,24 +3,13 @@
 See tests/integration/runtime/test_garbage.py.
 """
 
-import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from conquiet.processor import JobContext, Processor, RetryPolicy
 from conquiet.testing import wait_until_async
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("attempts", [1, 2], ids=["dead-lettered", "retried"])

@@ -1,7 +1,6 @@
 """Wait for results of a stream with partitions: any partition, with and without asyncio, also through a growth."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -29,13 +28,6 @@ PARTITIONS = 5
 @pytest.fixture
 def stream(key_prefix: str) -> str:
     return f"{key_prefix}prices"
-
-
-@pytest.fixture
-async def client(redis_url: str) -> AsyncIterator[RawAsyncRedis]:
-    own = RawAsyncRedis.from_url(redis_url, protocol=2)
-    yield own
-    await own.aclose()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -60,13 +60,6 @@ class Seen:
 @pytest.fixture
 def stream(key_prefix: str) -> str:
     return f"{key_prefix}payments"
-
-
-@pytest.fixture
-async def client(redis_url: str) -> AsyncIterator[RawAsyncRedis]:
-    own = RawAsyncRedis.from_url(redis_url, protocol=2)
-    yield own
-    await own.aclose()
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import redis.asyncio
-import uvloop
 from redis.exceptions import InvalidResponse, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as ReplyTimeoutError
 
@@ -21,20 +20,6 @@ from conquiet.testing.proxy import FaultProxy
 from conquiet.testing.redis import RedisServer
 
 Run = Callable[[Callable[[], Awaitable[None]]], None]
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def on_loop(request: pytest.FixtureRequest) -> Run:
-    factory = uvloop.new_event_loop if request.param == "uvloop" else None
-
-    def run(body: Callable[[], Awaitable[None]]) -> None:
-        async def whole() -> None:
-            await asyncio.wait_for(body(), 60)
-
-        with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(whole())
-
-    return run
 
 
 @contextlib.asynccontextmanager

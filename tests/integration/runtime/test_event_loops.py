@@ -4,30 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pytest
 import redis
 import redis.asyncio
-import uvloop
 from tests.integration.runtime.conftest import Enqueue, Pending
 from tests.redis_clients import RawRedis
 
 from conquiet.runtime import Consumer
 
 Run = Callable[[Callable[[], Awaitable[None]]], None]
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def on_loop(request: pytest.FixtureRequest) -> Run:
-    factory = uvloop.new_event_loop if request.param == "uvloop" else None
-
-    def run(body: Callable[[], Awaitable[None]]) -> None:
-        async def whole() -> None:
-            await asyncio.wait_for(body(), 60)
-
-        with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(whole())
-
-    return run
 
 
 def test_an_engine_works_on_either_loop(

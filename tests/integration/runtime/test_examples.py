@@ -1,14 +1,12 @@
 """The examples of runtime do what they describe."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.examples import EXAMPLES, run_example
 
-EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("runtime_*.py"))
+PROGRAMS = sorted(EXAMPLES.glob("runtime_*.py"))
 
 OUTCOMES = {
     # A program without logging sees warnings.
@@ -20,16 +18,9 @@ OUTCOMES = {
 }
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("example", PROGRAMS, ids=lambda path: path.stem)
 def test_an_example_runs_to_its_end(example: Path, redis_url: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", str(example)],
-        env={**os.environ, "REDIS_URL": redis_url},
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    ran = run_example(example, redis_url)
 
     told, warned = OUTCOMES[example.stem]
     assert ran.returncode == 0, ran.stderr

@@ -1,24 +1,12 @@
 """Failures and acknowledged messages are freed immediately: a cycle per message costs more than the message itself."""
 
-import gc
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.integration.runtime.conftest import Enqueue, MakeEngine, Run
 
 from conquiet.testing import wait_until_async
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 @pytest.mark.usefixtures("no_collector")

@@ -1,26 +1,18 @@
 """The example of this package works as documented."""
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from tests.examples import EXAMPLES, run_example
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "scheduler_nightly_report.py"
+EXAMPLE = EXAMPLES / "scheduler_nightly_report.py"
 
 
 @pytest.mark.spec("CM-003.4", "CM-002.1")
 def test_the_nightly_report_runs_once_a_night_over_two_hosts(redis_url: str) -> None:
     """Timing is the scheduler's, handling the processor's; the engine below them knows neither."""
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLE)],
-        env={**os.environ, "REDIS_URL": redis_url},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ran = run_example(EXAMPLE, redis_url)
 
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr == ""

@@ -5,10 +5,9 @@ Counted at the server: connections and open transactions, with the garbage colle
 """
 
 import asyncio
-import gc
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -25,13 +24,6 @@ from conquiet.transactional import Inbox, async_transaction, effect_once_async
 
 TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
 HANDLERS = 10_000 if TORTURE else 600
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 import ast
 import logging
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import Connection
 from sqlalchemy.pool import QueuePool
+from tests.hidden_modules import run_hiding
 from tests.unit.db.operations import insert, rows, sample, update
 
 import conquiet
@@ -23,22 +22,6 @@ from conquiet.db.locking import LockBackend
 from conquiet.errors import DbWriteError
 
 PACKAGE = Path(conquiet.__file__).parent / "db"
-
-
-HIDE = (
-    "import importlib.abc, sys\n"
-    "class Hide(importlib.abc.MetaPathFinder):\n"
-    "    def find_spec(self, name, path=None, target=None):\n"
-    "        if name.split('.')[0] in {hidden!r}:\n"
-    "            raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)\n"
-    "sys.meta_path.insert(0, Hide())\n"
-)
-
-
-def run_hiding(*hidden: str, code: str) -> subprocess.CompletedProcess[str]:
-    script = HIDE.format(hidden=hidden) + code
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-
 
 CANARY = "canary-4711"
 

@@ -5,6 +5,7 @@ import threading
 import pytest
 from redis import Redis
 
+from conquiet.core import clock as core_clock
 from conquiet.errors import LifecycleError
 from conquiet.management import paced_redis
 from conquiet.management.paced_redis import PacedRedisAdmin
@@ -26,6 +27,7 @@ class Clock:
 def test_commands_are_spread_and_a_pipeline_counts_each(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(paced_redis, "time", clock)
+    monkeypatch.setattr(core_clock, "time", clock)
     with PacedRedisAdmin(Redis(port=1)) as admin:
         admin.limit(20.0)
         for _ in range(21):

@@ -1,21 +1,11 @@
 """Commands of one consumer on its stream and group."""
 
-import hiredis
 import pytest
+from tests.packed_commands import unpack
 
 from conquiet.queue.commands import AddCommand, StreamCommands
 
 COMMANDS = StreamCommands("orders", "billing", "alice")
-
-
-def unpack(packed: bytes) -> list[list[bytes]]:
-    """A command on the wire is an array of strings, so a reply parser reads it."""
-    reader = hiredis.Reader()
-    reader.feed(packed)
-    found = []
-    while (words := reader.gets()) is not False:
-        found.append(words)
-    return found
 
 
 @pytest.mark.spec("RS-003.4", "RS-005.18", "RS-005.25", "RS-005.7")

@@ -4,8 +4,6 @@ import dataclasses
 import importlib.util
 import inspect
 import pickle
-import subprocess
-import sys
 import typing
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 from prometheus_client import REGISTRY
+from tests.hidden_modules import run_hiding
 
 import conquiet
 from conquiet.config import QueueConfig
@@ -22,27 +21,17 @@ from conquiet.queue import QueueConsumer, QueueMessage, RedisStreamsQueue
 from conquiet.queue import metrics as queue_metrics
 
 PACKAGE = Path(conquiet.__file__).parent
-HIDE = (
-    "import importlib.abc, sys\n"
-    "class Hide(importlib.abc.MetaPathFinder):\n"
-    "    def find_spec(self, name, path=None, target=None):\n"
-    "        if name.split('.')[0] in {names!r}:\n"
-    "            raise ModuleNotFoundError(name=name)\n"
-    "sys.meta_path.insert(0, Hide())\n"
-)
-
-
-def run_hiding(names: set[str], code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", HIDE.format(names=names) + code], capture_output=True, text=True, check=False
-    )
 
 
 @pytest.mark.spec("RS-000.2", "QC-001.17", "CQ-000.2", "CQ-006.1")
 def test_the_queue_imports_without_the_databases_dependencies() -> None:
     ran = run_hiding(
-        {"sqlalchemy", "pymysql", "pika", "nacl", "typer"},
-        "import conquiet.queue, sys; print('conquiet.db' in sys.modules, conquiet.queue.QueueConsumer.run.__name__)",
+        "sqlalchemy",
+        "pymysql",
+        "pika",
+        "nacl",
+        "typer",
+        code="import conquiet.queue as q, sys; print('conquiet.db' in sys.modules, q.QueueConsumer.run.__name__)",
     )
 
     assert ran.stdout.split() == ["False", "run"], ran.stderr
@@ -50,8 +39,8 @@ def test_the_queue_imports_without_the_databases_dependencies() -> None:
 
 def test_without_redis_the_package_names_the_extra() -> None:
     ran = run_hiding(
-        {"redis"},
-        "import importlib.util as u; find = u.find_spec\n"
+        "redis",
+        code="import importlib.util as u; find = u.find_spec\n"
         "u.find_spec = lambda name, package=None: None if name == 'redis' else find(name, package)\n"
         "import conquiet.core.extras as e; e.find_spec = u.find_spec\n"
         "import conquiet.queue",

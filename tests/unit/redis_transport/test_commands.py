@@ -3,22 +3,12 @@
 from enum import IntEnum, StrEnum
 from typing import Any
 
-import hiredis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.packed_commands import unpack
 
 from conquiet.redis_transport.commands import create_group, pack
-
-
-def unpack(packed: bytes) -> list[list[bytes]]:
-    """A command on the wire is an array of strings, so a reply parser reads it."""
-    reader = hiredis.Reader()
-    reader.feed(packed)
-    found = []
-    while (words := reader.gets()) is not False:
-        found.append(words)
-    return found
 
 
 @given(st.lists(st.binary() | st.text(st.characters(exclude_categories=["Cs"])) | st.integers(), min_size=1))

@@ -4,24 +4,13 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from tests.unit.scheduler.builders import an_entry
 
 from conquiet.errors import ConfigurationError
 from conquiet.scheduler import entry_codec
-from conquiet.scheduler.cron import Cron
-from conquiet.scheduler.entries import Every, Once, ScheduleEntry, due_of, from_ms, to_ms
+from conquiet.scheduler.entries import Every, Once, due_of, from_ms, to_ms
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
-
-
-def an_entry(**changes: Any) -> ScheduleEntry:
-    settings: dict[str, Any] = {
-        "name": "nightly",
-        "when": Cron("30 2 * * *", "Europe/Berlin"),
-        "event": "report.make",
-        "stream": "reports",
-        "data": {"kind": "sales"},
-    }
-    return ScheduleEntry(**settings | changes)
 
 
 @pytest.mark.parametrize(

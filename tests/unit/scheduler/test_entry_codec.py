@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.scheduler.builders import an_entry
 
 from conquiet.scheduler import entry_codec
 from conquiet.scheduler.cron import Cron
-from conquiet.scheduler.entries import Every, Once, ScheduleEntry, When, from_ms
+from conquiet.scheduler.entries import Every, Once, When, from_ms
 
 WHENS = st.one_of(
     st.sampled_from([Cron("30 2 * * *", "Europe/Berlin"), Cron("@hourly"), Cron("*/5 * * * * *")]),
@@ -19,17 +20,6 @@ WHENS = st.one_of(
     ),
     st.builds(lambda ms: Once(from_ms(ms)), st.integers(1, 4 * 10**12)),
 )
-
-
-def an_entry(**changes: Any) -> ScheduleEntry:
-    settings: dict[str, Any] = {
-        "name": "nightly",
-        "when": Cron("30 2 * * *", "Europe/Berlin"),
-        "event": "report.make",
-        "stream": "reports",
-        "data": {"kind": "sales"},
-    }
-    return ScheduleEntry(**settings | changes)
 
 
 @settings(deadline=None)

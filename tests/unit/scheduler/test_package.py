@@ -1,21 +1,6 @@
 """The scheduler needs Redis and cronsim, and nothing of the other packages."""
 
-import subprocess
-import sys
-
-HIDE = (
-    "import importlib.abc, sys\n"
-    "class Hide(importlib.abc.MetaPathFinder):\n"
-    "    def find_spec(self, name, path=None, target=None):\n"
-    "        if name.split('.')[0] in {hidden!r}:\n"
-    "            raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)\n"
-    "sys.meta_path.insert(0, Hide())\n"
-)
-
-
-def run_hiding(*modules: str, code: str) -> subprocess.CompletedProcess[str]:
-    program = HIDE.format(hidden=modules) + code
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+from tests.hidden_modules import run_hiding
 
 
 def test_it_works_without_the_database_and_the_other_broker() -> None:

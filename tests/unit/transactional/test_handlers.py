@@ -12,6 +12,7 @@ import redis.asyncio
 from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
 from sqlalchemy.ext.asyncio import create_async_engine
+from tests.unit.transactional.deliveries import from_processor, from_rabbit, from_runtime
 from tests.unit.transactional.outbox_rows import MESSAGE, rows
 
 from conquiet.db.session import DbSession
@@ -27,7 +28,6 @@ from conquiet.errors import (
 )
 from conquiet.processor import Processor
 from conquiet.rabbit import RabbitConsumer
-from conquiet.rabbit.delivery import CURRENT
 from conquiet.rabbit.syncer import Requeue
 from conquiet.runtime import Consumer
 from conquiet.transactional import (
@@ -61,30 +61,6 @@ def inbox_rows(engine: Engine) -> set[tuple[str, str, str]]:
         (bytes(row["source"]).decode(), bytes(row["consumer_group"]).decode(), bytes(row["message_id"]).decode())
         for row in rows
     }
-
-
-def from_runtime(handle: Any, *, group: str = "g", raw: bytes = b"{}", data: Any = None) -> None:
-    message = SimpleNamespace(stream="s", id="1-0", data=data or {}, raw=raw)
-    handle(message, SimpleNamespace(group=group, check_lease=lambda: None))
-
-
-def from_processor(handle: Any, *, group: str = "g", id: str = "j-1", data: Any = None, event: str = "paid") -> None:  # noqa: A002
-    handle(SimpleNamespace(id=id, event=event, data=data or {}, group=group, delivery=SimpleNamespace(stream="s")))
-
-
-def from_rabbit(
-    syncer: Any,
-    message: Any = None,
-    *,
-    queue: str = "q",
-    id: str | None = "m-1",  # noqa: A002
-    body: bytes = b"{}",
-) -> Any:
-    async def deliver() -> Any:
-        CURRENT.set(SimpleNamespace(queue=queue, message_id=id, body=body))  # type: ignore[arg-type]
-        return await asyncio.to_thread(syncer, message or {})
-
-    return asyncio.run(deliver())
 
 
 def engines(engine: Engine, name: str) -> list[Callable[[], object]]:

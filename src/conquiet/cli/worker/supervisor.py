@@ -158,7 +158,7 @@ class ProcessSupervisor:
             case RestartAction.GIVE_UP:
                 report(
                     f"process {process.pid} {_describe_exit(exit_code)}, {CRASHES} times within {WINDOW_S:g} s: giving "
-                    "up. What it had in flight stays pending for other workers"
+                    "up. Its messages in flight stay pending for other workers"
                 )
                 return self._give_up(worker, FAILED)
         return None
@@ -291,7 +291,7 @@ class ProcessSupervisor:
         self._wait(self._settings.grace_s)
         exits = [worker.process.returncode for worker in self._workers if worker.process is not None]
         if handlers.received is not None and set(exits) - GRACEFUL_EXITS:
-            report("some processes did not end in good order; what they had in flight stays pending for other workers")
+            report("some processes did not end in order; their messages in flight stay pending for other workers")
             return FAILED
         return code
 

@@ -10,7 +10,6 @@ See docs/decisions/0047.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -19,6 +18,7 @@ from typing import Any
 import msgspec
 
 from conquiet.core.redaction import printable
+from conquiet.core.throttle import Throttle
 from conquiet.core.validation import require_positive, require_seconds, require_text
 from conquiet.errors import ConfigurationError
 from conquiet.management.jobs.control import ChangeReport, JobChange, JobControl
@@ -125,11 +125,11 @@ class BulkRunner:
         on_progress: Callable[[BulkReport], None] | None = None,
     ) -> BulkReport:
         """Change all matching jobs of a phase; see ``JobAdmin.bulk``."""
-        _check(action, phase, delay_s, rate_per_s, limit)
+        _check(action, phase, delay_s, limit)
+        throttle = Throttle(rate_per_s)
         saved = await self._begin(action, phase, where, name=name, delay_s=delay_s, limit=limit, dry_run=dry_run)
         report = BulkReport(**saved.report)
         due = "" if action is not BulkAction.RESCHEDULE else str(await self._control.due_ms(delay_s))
-        pace = _Pace(None if dry_run else rate_per_s)
         removed = _Removed()
         async for jobs, scanned, cursor in self._steps(phase, where, report.cursor, removed):
             meant = [job for job in jobs if not job.emitted_ms or job.emitted_ms <= saved.began_ms]
@@ -137,7 +137,7 @@ class BulkRunner:
                 meant = meant[: max(0, limit - report.matched)]
             changes: list[ChangeReport] = []
             for job in meant if not dry_run else ():
-                await pace.wait()
+                await asyncio.sleep(throttle.reserve())
                 changes.append(await self._change(action, job, due))
             removed.count = sum(one.change in {JobChange.CANCELLED, JobChange.GONE} for one in changes)
             report = _counted(report, len(meant), scanned, changes, cursor)
@@ -301,21 +301,6 @@ class _Removed:
     count: int = 0
 
 
-class _Pace:
-    """Spreads changes evenly over time."""
-
-    def __init__(self, rate_per_s: float | None) -> None:
-        self._interval_s = 0.0 if rate_per_s is None else 1 / rate_per_s
-        self._next = time.monotonic()
-
-    async def wait(self) -> None:
-        """Wait until the next change is due."""
-        if self._interval_s:
-            now = time.monotonic()
-            self._next = max(self._next, now - 1.0) + self._interval_s
-            await asyncio.sleep(max(0.0, self._next - now))
-
-
 def _counted(
     report: BulkReport, matched: int, scanned: int, changes: Sequence[ChangeReport], cursor: str
 ) -> BulkReport:
@@ -335,17 +320,13 @@ def _counted(
     )
 
 
-def _check(
-    action: BulkAction, phase: JobPhase, delay_s: float | None, rate_per_s: float | None, limit: int | None
-) -> None:
+def _check(action: BulkAction, phase: JobPhase, delay_s: float | None, limit: int | None) -> None:
     if phase not in _PHASES[action]:
         raise ConfigurationError(f"{action} is for jobs that are {', '.join(sorted(_PHASES[action]))}; got {phase}")
     if (delay_s is not None) != (action is BulkAction.RESCHEDULE):
         raise ConfigurationError("delay_s is for reschedule, and needed there")
     if delay_s is not None:
         require_seconds("delay_s", delay_s, zero_allowed=True)
-    if rate_per_s is not None:
-        require_seconds("rate_per_s", rate_per_s)
     if limit is not None:
         require_positive("limit", limit)
 

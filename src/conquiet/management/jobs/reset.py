@@ -76,8 +76,8 @@ def require_confirmation(stream: str, confirm: str | None) -> None:
     """Raise unless ``confirm`` is the name of the stream."""
     if confirm != stream:
         raise ConfigurationError(
-            f"a reset deletes the jobs of stream {printable(stream)!r} for good: confirm it by the stream's name, "
-            "or look first with a dry run"
+            f"a reset deletes the jobs of stream {printable(stream)!r} permanently: confirm it by the stream's name, "
+            "or check first with a dry run"
         )
 
 
