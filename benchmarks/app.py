@@ -1,4 +1,4 @@
-"""What ``App`` costs: an app with a typed payload beside a bare ``Processor`` and its peers, one run, interleaved.
+"""The cost of ``App``: an app with a typed payload compared with a bare ``Processor`` and its peers, interleaved.
 
     make bench-peers                                   # once; see benchmarks/README.md
     python benchmarks/app.py [--quick] [--only NAMES]

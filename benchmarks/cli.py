@@ -1,4 +1,4 @@
-"""How long the command line takes to be there, and what the demo gets done.
+"""The start-up time of the command line, and what the demo gets done.
 
 .venv/bin/python benchmarks/cli.py [--quick]
 

@@ -1,4 +1,4 @@
-"""What the dashboard costs and how quick it is: streams live, dead letters, first paint, killed workers, the engine.
+"""The cost and the speed of the dashboard: streams live, dead letters, first paint, killed workers, the engine.
 
     python benchmarks/dashboard.py               all of them, small
     python benchmarks/dashboard.py --full        a million dead letters, a replay of 100,000
@@ -38,7 +38,7 @@ TOKEN = "a token of the benchmark"
 
 
 class Served:
-    """A dashboard in a thread of its own."""
+    """A dashboard in a separate thread."""
 
     def __init__(self, redis_url: str) -> None:
         self._socket = socket.socket()
@@ -96,7 +96,7 @@ def _seconds(info: Any) -> float:
 
 
 def _sent_per_second(client: Any, seconds: float) -> float:
-    """Return the commands that clients sent: EVAL counts once, what a script calls does not. Of the doctor's, too."""
+    """Return the commands that clients sent, the doctor's included: EVAL counts once, the calls of a script do not."""
     sent = 0
     with client.monitor() as monitor:
         threading.Timer(seconds, client.echo, ["the end"]).start()
@@ -147,7 +147,7 @@ async def many_dead_letters(url: str, count: int, replayed: int) -> None:
 
 
 async def _until(browser: AsyncClient, url: str, state: str) -> None:
-    while f'data-state="{state}"' not in (await browser.get(url)).text:  # noqa: ASYNC110 - a server is asked
+    while f'data-state="{state}"' not in (await browser.get(url)).text:  # noqa: ASYNC110 - polls a server
         await asyncio.sleep(0.2)
 
 
@@ -178,7 +178,7 @@ async def first_paint(url: str) -> None:
                     page = await context.new_page()
                     for times in found.values():
                         await page.goto(address)
-                        while (painted := await page.evaluate(script)) is None:  # noqa: ASYNC110 - a browser is asked
+                        while (painted := await page.evaluate(script)) is None:  # noqa: ASYNC110 - polls a browser
                             await asyncio.sleep(0.01)
                         answered = await page.evaluate("performance.getEntriesByType('navigation')[0].responseEnd")
                         times.append((float(painted), float(answered)))
@@ -282,7 +282,7 @@ async def _consume(client: Any, messages: int, *, report: bool) -> float:
 
 
 async def engine(url: str, messages: int, rounds: int) -> None:
-    """Compare an engine that reports with one that does not, turn by turn, by CPU time."""
+    """Compare an engine that reports with an engine that does not, in turns, by CPU time."""
     found: dict[bool, list[float]] = {False: [], True: []}
     async with redis.asyncio.Redis.from_url(url) as client:
         for turn in range(2 * rounds):

@@ -244,7 +244,7 @@ class Bench:
         ]
 
     def many(self) -> list[Contender]:
-        """Both get rows that exist already: what is measured is the writing."""
+        """Both get rows that exist already: only the writing is measured."""
 
         def ours() -> Work:
             writer = DbWriter(self.engine, DbConfig("t"))

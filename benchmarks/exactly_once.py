@@ -1,4 +1,4 @@
-"""Effects that happen exactly once, per second: one by one, in groups, in batches, beside a hand-written loop.
+"""Effects that happen exactly once, per second: one by one, in groups, in batches, compared with a hand-written loop.
 
     .venv/bin/python benchmarks/exactly_once.py [--quick] [--database mariadb|postgresql] [--only NAMES]
                                                 [--peers] [--processes] [--drivers] [--kill]

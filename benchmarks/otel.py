@@ -26,7 +26,7 @@ MODES = ("without", "sampled out")
 
 
 def install(mode: str) -> None:
-    """Install tracing as the mode says."""
+    """Install tracing according to the mode."""
     if mode == "without":
         return
     from opentelemetry.sdk.trace import TracerProvider

@@ -5,7 +5,7 @@
 One process emits and handles; everything runs in turn in each round, and the medians are compared with the plain stream
 of the same run. On one server partitions cannot be faster than one stream: this measures what they cost. ``server`` is
 the CPU time of all servers per message, ``busiest`` that of the one that had most to do: a master is full when
-``busiest`` times the messages per second reaches a second. That limit is what partitions raise.
+``busiest`` times the messages per second reaches a second. Partitions raise that limit.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The processor beside the bare engine, raw redis-py and its peers: one process each, one run, interleaved.
+"""The processor compared with the bare engine, raw redis-py and its peers: one process each, one run, interleaved.
 
     make bench-peers                                   # once; see benchmarks/README.md
     python benchmarks/processor.py [--quick] [--phase work|retry|due|emit|rest] [--only NAMES]

@@ -5,7 +5,7 @@
 The database is private and syncs its log at every commit. One process inserts inbox rows, one transaction each. A
 second process runs a ``Purger`` with a constant share of the time, in every other window: windows with and without a
 purge alternate, so that other work of the machine meets both alike; the start of each is left out, because a purger
-that starts connects. The first rows are 60 days old; all of them may go. Exit code 1 if p99 beside the purge is more
+that starts connects. The first rows are 60 days old; all of them may go. Exit code 1 if p99 during the purge is more
 than 10 % above p99 without it.
 """
 
@@ -48,7 +48,7 @@ FILL = {
 
 @contextlib.contextmanager
 def database(kind: str) -> Iterator[str]:
-    """Start a server whose commits are durable and whose cache is smaller than the table; yield its URL."""
+    """Start a server with durable commits and a cache that is smaller than the table; yield its URL."""
     if kind == "mariadb":
         sizes = ["--innodb-buffer-pool-size=256M", "--innodb-log-file-size=256M"]
         options = ["--innodb-flush-log-at-trx-commit=1", *sizes]
@@ -94,7 +94,7 @@ def purge_on_request(url: str, share: float, batch: int) -> None:
 
 
 class PurgingProcess:
-    """A process that purges while it is asked to."""
+    """A process that purges while it is enabled."""
 
     def __init__(self, options: argparse.Namespace, url: str) -> None:
         words = [sys.executable, __file__, "--share", str(options.share), "--batch", str(options.batch)]
@@ -119,7 +119,7 @@ class PurgingProcess:
 
 
 def insert_for(engine: Engine, seconds: float, name: str) -> list[float]:
-    """Insert inbox rows, one transaction each, for so long; return the times in ms."""
+    """Insert inbox rows, one transaction each, for this time; return the durations in ms."""
     inbox, took = Inbox(), list[float]()
     until = time.monotonic() + seconds
     while time.monotonic() < until:

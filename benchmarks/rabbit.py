@@ -1,4 +1,4 @@
-"""RabbitMQ: messages per second from a backlog, handled and acknowledged, beside the raw clients and the peers.
+"""RabbitMQ: messages per second from a backlog, handled and acknowledged, compared with the raw clients and the peers.
 
     .venv/bin/python benchmarks/rabbit.py [--quick] [--rounds N] [--messages N] [--only NAME,NAME]
 
@@ -115,7 +115,7 @@ def _command(name: str) -> list[str]:
 
 
 def contestants(only: str | None) -> list[str]:
-    """Who can run here."""
+    """Return the contenders that can run here."""
     names = list(OURS)
     if PEER_PYTHON.exists():
         names += PEERS

@@ -1,4 +1,4 @@
-"""The queue beside raw redis-py and a raw socket with hiredis, in one run, interleaved.
+"""The queue compared with raw redis-py and a raw socket with hiredis, in one run, interleaved.
 
     python benchmarks/redis_queue.py [--quick]
 

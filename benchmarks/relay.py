@@ -1,4 +1,4 @@
-"""The relay and the inbox on PostgreSQL beside MariaDB, each with a hand-written loop, in one run.
+"""The relay and the inbox on PostgreSQL and MariaDB, each with a hand-written loop, in one run.
 
     .venv/bin/python benchmarks/relay.py [--quick]
 
@@ -127,7 +127,7 @@ def timed_run(world: World, count: int, inbox: Inbox | None) -> float:
 
 
 def timed_raw(world: World, count: int) -> float:
-    """What a careful person writes by hand: the driver, redis-py, an inbox row, one message at a time."""
+    """A careful hand-written loop: the driver, redis-py, an inbox row, one message at a time."""
     client, stream = world.client, f"raw-{world.name}-{next(world.numbers)}"
     client.xgroup_create(stream, "g", "0", mkstream=True)
     with client.pipeline() as pipe:
@@ -186,7 +186,7 @@ def latency_ms(world: World, count: int) -> float:
 
 
 def race(title: str, rounds: int, contenders: dict[str, tuple[Callable[[], float], str]]) -> None:
-    """Print medians; each contender names the one that it is compared with."""
+    """Print medians; each contender names the contender that it is compared with."""
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, (contender, _) in contenders.items():

@@ -1,4 +1,4 @@
-"""The engine beside raw redis-py and its peers: one process each, one run, interleaved.
+"""The engine compared with raw redis-py and its peers: one process each, one run, interleaved.
 
     python benchmarks/runtime.py [--quick]
 
@@ -156,7 +156,7 @@ async def taskiq(url: str, n: int, *, fill: bool = False) -> None:
         clock.report()
         sys.stdout.flush()
         receiver.cancel()
-        os._exit(0)  # its receiver takes a cancellation for a lost connection and begins anew
+        os._exit(0)  # its receiver treats a cancellation as a lost connection and begins again
     await broker.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""The scheduler beside the raw limit and its peers, in one run, interleaved.
+"""The scheduler compared with the raw limit and its peers, in one run, interleaved.
 
     python benchmarks/scheduler.py [--quick]
 

@@ -1,4 +1,4 @@
-"""What the inbox costs, and how fast the relay is, beside hand-written loops, in one run.
+"""The cost of the inbox and the speed of the relay, compared with hand-written loops, in one run.
 
     .venv/bin/python benchmarks/transactional.py [--quick] [--flavour mariadb|mysql] [--rows 1000000]
 
@@ -84,7 +84,7 @@ def timed_run(world: World, count: int, inbox: Inbox | None, *, lean: bool = Fal
 
 
 def timed_raw(world: World, count: int, *, inbox: bool) -> float:
-    """What a careful person writes by hand: the driver, redis-py, one message at a time."""
+    """A careful hand-written loop: the driver, redis-py, one message at a time."""
     client, stream = world.client, f"raw-{next(world.numbers)}"
     client.xgroup_create(stream, "g", "0", mkstream=True)
     with client.pipeline() as pipe:

@@ -1,11 +1,11 @@
-"""An async handler with an inbox, beside loops written by hand with the same driver, in one run.
+"""An async handler with an inbox, compared with loops written by hand with the same driver, in one run.
 
     .venv/bin/python benchmarks/transactional_async.py [--quick] [--concurrency 8]
                                                        [--driver asyncmy|aiomysql|psycopg|asyncpg]
 
 Contenders take turns in short rounds; figures are medians of rounds, and only ratios inside one run mean anything. Each
 contender reads from a Redis stream, writes an inbox row and one effect in a transaction, and acknowledges after COMMIT.
-Ours stands beside the loop that is written with the same kind of session.
+Ours is compared with the loop that is written with the same kind of session.
 """
 
 import argparse
@@ -75,7 +75,7 @@ class World:
 
 
 async def by_hand(world: World, count: int, write: Callable[[str, bytes, int], Awaitable[None]]) -> float:
-    """What a careful person writes: a task per place, one message at a time, acknowledge after COMMIT."""
+    """A careful hand-written loop: a task per place, one message at a time, acknowledge after COMMIT."""
     stream = await world.fill(count)
     started = time.perf_counter()
 

@@ -94,7 +94,7 @@ def keep_the_ledger(ledger: QueueConsumer, engine: Engine) -> None:
                 book(msg, session)
         ledger.ack(msg)
 
-    for unfinished in ledger.recover_own():  # what a restarted worker does first
+    for unfinished in ledger.recover_own():  # the first step of a restarted worker
         handle(unfinished)
     while (new := ledger.next(block_ms=50)) is not None:
         handle(new)

@@ -76,7 +76,7 @@ def create_app(database_url: str | None = None) -> FastAPI:
 
 
 async def ship(ctx: JobContext, session: AsyncSession) -> None:
-    """Ship an order once, also if its message is delivered several times."""
+    """Ship an order once, even if its message is delivered several times."""
     order = (await session.execute(select(Order).where(Order.id == ctx.data["order"]))).scalar_one()
     order.shipped += 1
 

@@ -81,10 +81,10 @@ async def main() -> None:
         while not (mail.sent and await dead_letters.count()):  # noqa: ASYNC110 - an example may poll
             await asyncio.sleep(0.01)
         print(f"sent after {3 - mail.failures_left} failures of the server: {mail.sent}")
-        for group in await dead_letters.groups():
-            dead = await dead_letters.show(group.example_id)
+        for cause in await dead_letters.causes():
+            dead = await dead_letters.show(cause.example_id)
             assert dead is not None
-            print(f"dead: {group.count} x {group.event}, {dead.record.reason}: {dead.record.error}")
+            print(f"dead: {cause.count} x {cause.event}, {dead.record.reason}: {dead.record.error}")
 
         mail.known.add("joe@example.org")
         planned = await dead_letters.replay(DeadFilter(event="email.send"), dry_run=True)

@@ -118,7 +118,7 @@ def _definition(module_name: str, qualified: str) -> ast.AST | None:
         ]
         if not found:
             return None
-        place = found[-1]  # the last one: overloads stand before the definition
+        place = found[-1]  # the last: overloads are before the definition
     return place
 
 
@@ -150,7 +150,7 @@ def annotations_of_fields(cls: type) -> dict[str, str]:
 
 @cache
 def constant_text(name: str) -> str:
-    """Return the string below the assignment of a public constant, wherever in the package it stands; else nothing."""
+    """Return the string below the assignment of a public constant, from any module of the package; else nothing."""
     for path in sorted((Path(__file__).resolve().parent.parent / "src" / ROOT).rglob("*.py")):
         body = ast.parse(path.read_text(encoding="utf-8")).body
         for node, following in itertools.pairwise(body):
@@ -201,7 +201,7 @@ def constructor(cls: type) -> inspect.Signature | None:
     if issubclass(cls, enum.Enum) or getattr(cls, "_is_protocol", False) or is_typeddict(cls):
         return None
     if issubclass(cls, ConquietError) or (issubclass(cls, BaseException) and "__init__" not in vars(cls)):
-        return None  # raised by conquiet; Retry and Reject, which a handler raises, are no ConquietError
+        return None  # raised by conquiet; Retry and Reject, which a handler raises, are not ConquietErrors
     if cls.__init__ is object.__init__ and not is_record(cls):
         return None
     try:

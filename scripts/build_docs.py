@@ -91,7 +91,7 @@ class Stage:
 
 
 def _place(path: Path) -> PurePosixPath:
-    """Return where a file of the repository stands on the site."""
+    """Return the place of a repository file on the site."""
     if path.is_relative_to(DOCS):
         return PurePosixPath(path.relative_to(DOCS).as_posix())
     name = path.relative_to(ROOT).as_posix()

@@ -53,7 +53,7 @@ PROMISES = {
         "conquiet.transactional",
     ],
 }  # fmt: skip
-"""What can be imported with one extra and nothing else; the empty name is the package without any."""
+"""The modules that can be imported with one extra alone; the empty name is the package without any."""
 
 NOT_IMPORTED = {
     "tzdata": "read by zoneinfo, where the machine has no time zones",
@@ -66,7 +66,7 @@ NOT_IMPORTED = {
     "psycopg": "the driver named in database URLs",
     "aiosqlite": "the driver named in database URLs",
 }
-"""Requirements that no module of ours imports by name, and why they are needed all the same."""
+"""Requirements that no module imports by name, and the reasons for them."""
 
 _NAME = re.compile(r"^([A-Za-z0-9._-]+)(?:\[([^\]]*)\])?")
 
@@ -95,7 +95,7 @@ def requirements_of(name: str, extras: frozenset[str]) -> Iterator[tuple[str, fr
 
 
 def closure(extra: str) -> set[str]:
-    """Return the distributions that an install with one extra brings, of those that are installed here."""
+    """Return the distributions that an install with one extra adds, of the installed ones."""
     waiting = [("conquiet", frozenset({normal(extra)} if extra else ()))]
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
@@ -172,7 +172,7 @@ def install(what: str, extra: str, folder: Path, index: str | None) -> str:
     pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
     source = ("--index-url", index, "--no-cache-dir") if index else ()
     began = time.monotonic()
-    # Without a configuration file: no other index beside ours.
+    # Without a configuration file: no other index.
     settings = {"PIP_CONFIG_FILE": os.devnull} if index else {}
     run(*pip, "install", "--quiet", *source, what, **settings)
     seconds = time.monotonic() - began
@@ -198,7 +198,7 @@ def size_of(folder: Path) -> int:
 
 
 def main() -> int:
-    """Check all extras, or those that are named."""
+    """Check all extras, or the named ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("extras", nargs="*", default=list(PROMISES))
     parser.add_argument("--index", type=Path, help="a folder of wheels to serve; else where pip is configured to look")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from history_records import Line
 
 SHOWN = 5
-"""So many examples of each anomaly are printed."""
+"""Number of printed examples of each anomaly."""
 
 
 class Anomaly(Enum):
@@ -105,7 +105,7 @@ def find_lost_and_twice(history: History) -> Iterator[Finding]:
 
 
 def _may_be_missing(history: History, line: Line, dead: int) -> bool:
-    """Return whether a message may have no effect: it is a dead letter, or its sender was not answered."""
+    """Return whether a message may have no effect: it is a dead letter, or its sender got no reply."""
     expected = line.get("expect", "effect")
     return expected == "unsure" or (expected == "either" and dead > 0) or is_lost_by_replication(history, line)
 
@@ -158,7 +158,7 @@ def find_lost_updates(history: History) -> Iterator[Finding]:
 
 
 def find_disorder(history: History) -> Iterator[Finding]:
-    """Per key, first effects of a stage come in the order that is promised: that of enqueuing, or of another stage."""
+    """Per key, first effects of a stage are in the promised order: of enqueuing, or of another stage."""
     keys = {message: key for key, message in history.order}
     for stage, model in history.promise.get("order", {}).items():
         wanted = [message for _, message in history.order] if model == "enqueue" else history.effects.get(model, [])
@@ -265,7 +265,7 @@ def find_leaks(history: History) -> Iterator[Finding]:
 
 
 def find_unreached_points(history: History) -> Iterator[Finding]:
-    """Each kill point was armed and reached as often as the header asks."""
+    """Each kill point was armed and reached as often as the header requires."""
     for point, wanted in history.header.get("points", {}).items():
         if history.armed[point] < 1 or history.reached[point] < wanted:
             times = f"armed {history.armed[point]} times, reached {history.reached[point]}, wanted {wanted}"

@@ -51,7 +51,7 @@ MOST_BYTES = 150_000
 
 
 class CardDeclinedError(Exception):
-    """What the bank says."""
+    """The bank's message."""
 
 
 def write_past(url: str) -> None:

@@ -21,7 +21,7 @@ _WIDTH = 112
 
 
 class RecordedView(LiveView):
-    """What a terminal shows, with the live picture kept once: when the killed worker's messages have been claimed."""
+    """Terminal output, with one frame of the live picture: when the killed worker's messages have been claimed."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)

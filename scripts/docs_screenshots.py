@@ -110,7 +110,7 @@ def copy(page: "Page") -> list[str]:
 
 
 class Complaints:
-    """What is wrong, page by page."""
+    """The faults, page by page."""
 
     def __init__(self, url: str) -> None:
         self.all: list[str] = []

@@ -139,7 +139,7 @@ ENDINGS = (
     (4, 4, ("committed and pending:", "the next run finds the row", "and acknowledges"), AMBER),
     (5, 5, ("committed and", "acknowledged"), GREEN),
 )
-"""First and last kill point, what the next run finds, colour."""
+"""First and last kill point, the state at the next run, colour."""
 
 
 def crash_points() -> str:
@@ -177,10 +177,10 @@ QUESTIONS = (
         ("start, resume or scale it", "conquiet worker"),
     ),
     ("4. Is it pending?", "conquiet pending orders", "yes", ("it runs, or its worker died:", "claimed after a minute")),
-    ("5. Is it dead?", "conquiet dead-letters groups orders", "yes", ("repair the cause, then", "dead-letters replay")),
+    ("5. Is it dead?", "conquiet dead-letters causes orders", "yes", ("repair the cause, then", "dead-letters replay")),
     ("6. Did the inbox know its id?", "conquiet db status", "yes", ("it had its effect before", "")),
 )
-"""Question, its command, the answer that ends the search, and what to do then."""
+"""Question, its command, the result that ends the search, and the remedy."""
 
 
 def not_handled() -> str:

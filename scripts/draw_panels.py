@@ -47,7 +47,7 @@ WIDTH, HEIGHT, GAP, LEFT, TOP = 560, 210, 16, 56, 44
 
 # ---------------------------------------------------------------- the run
 async def shop(url: str, engine: Engine, seconds: float, proxy: FaultProxy) -> None:
-    """Emit in waves; fail some; let Redis be away for a moment."""
+    """Emit in waves; fail some; make Redis unavailable for a moment."""
     client = redis.Redis.from_url(url)
     retry = RetryPolicy.fixed(2.0, max_attempts=2)
     processor = Processor(
@@ -76,7 +76,7 @@ async def shop(url: str, engine: Engine, seconds: float, proxy: FaultProxy) -> N
         while (passed := time.monotonic() - began) < seconds:
             for _ in range(60 if passed % 20 < 6 else 4):  # noqa: PLR2004 - a wave of 6 s, then little
                 number += 1
-                with contextlib.suppress(Exception):  # while Redis is away
+                with contextlib.suppress(Exception):  # while Redis is unavailable
                     await processor.emit("paid", {"order": number}, delay_s=8 if number % 23 == 0 else None)
             await asyncio.sleep(0.4)
         await outage
@@ -110,7 +110,7 @@ def start_rabbit(url: str, stop: threading.Event) -> list[threading.Thread]:
 
 
 async def _outage(proxy: FaultProxy, seconds: float) -> None:
-    """Let Redis be away for a tenth of the run."""
+    """Make Redis unavailable for a tenth of the run."""
     await asyncio.sleep(seconds * 0.6)
     proxy.refuse()
     proxy.disconnect()

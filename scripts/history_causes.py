@@ -119,9 +119,9 @@ class Causes:
         yield from self._common
         yield from self._pauses(process)
 
-    # ------------------------------------------------------------------ a process that stands still
+    # ------------------------------------------------------------------ a suspended process
     def _stood_still(self, second: Line, *, while_at: float) -> bool:
-        """Return whether the process of a delivery stood still when the other one began, and ran it on waking up."""
+        """Return whether the process of a delivery was suspended when the other began, and ran it on waking up."""
         pauses: Iterable[Line] = self._stops.get(str(second["p"]), ())
         if self._slow_s is not None:
             pauses = self._pauses(str(second["p"]))

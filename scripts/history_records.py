@@ -42,7 +42,7 @@ class Deliveries:
                 first[message] = line
 
     def repeated(self) -> Iterator[tuple[str, str, list[Line]]]:
-        """Return stage, message and records of those that were delivered more than once."""
+        """Return stage, message and records of messages that were delivered more than once."""
         for (stage, message), lines in self._all.items():
             yield stage, message, lines
 
@@ -53,7 +53,7 @@ class Deliveries:
 
 
 def expand(ids: Iterable[Any]) -> Iterator[str]:
-    """Return the ids of a list. A pair in it stands for the numbers from its first to before its second."""
+    """Return the ids of a list. A pair in it is a range: from its first number to before its second."""
     for one in ids:
         if isinstance(one, list):
             yield from map(str, range(*one))
@@ -68,7 +68,7 @@ def ids_of(line: Line) -> Iterable[str]:
 
 @dataclass(slots=True)
 class History:
-    """A history, sorted into what the checks ask for. Times are seconds since the storm began."""
+    """A history, sorted for the checks. Times are seconds since the storm began."""
 
     header: Line
     lines: int = 0
@@ -118,7 +118,7 @@ def read(path: Path) -> History:
 
 
 def parse(lines: Iterable[str]) -> History:
-    """Sort the lines of a history. What cannot be understood becomes a problem, and that an anomaly."""
+    """Sort the lines of a history. A line that cannot be understood becomes a problem, and that an anomaly."""
     history = History({})
     for number, text in enumerate(lines, 1):
         try:

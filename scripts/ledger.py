@@ -56,7 +56,7 @@ class Row:
 
     @property
     def other_anomalies(self) -> int:
-        """Return the anomalies without a column of their own."""
+        """Return the anomalies without a separate column."""
         return sum(int(n) for run in self.runs for name, n in run["anomalies"].items() if name not in MAIN)
 
 

@@ -1,4 +1,4 @@
-"""What a careful person writes by hand: read 200, one transaction with a multi-row inbox insert and effect, one XACK.
+"""A careful hand-written loop: read 200, one transaction with a multi-row inbox insert and effect, one XACK.
 
 It knows no duplicates, no poison, no lease and no stop.
 """

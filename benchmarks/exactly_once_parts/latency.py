@@ -1,4 +1,4 @@
-"""How long a message takes from its emission to its COMMIT, at a steady rate. A process of its own emits."""
+"""Measure the time from emission to COMMIT at a steady rate. A separate process emits."""
 
 import asyncio
 import json

@@ -101,7 +101,7 @@ def one_by_one_async(world: World, processor: Processor, handled: Callable[[int]
 
 
 def grouped(size: int) -> Prepare:
-    """Register a plain function whose calls share transactions, in savepoints."""
+    """Register a plain function with calls that share transactions, in savepoints."""
 
     def prepare(world: World, processor: Processor, handled: Callable[[int], None]) -> None:
         def handle(ctx: Any, session: DbSession) -> None:

@@ -171,11 +171,11 @@ PEERS: dict[str, tuple[Callable[..., Any], str, bool]] = {
     "DBOS, inbox by hand": (dbos, "dbos", True),
     "absurd, inbox by hand": (absurd, "absurd_sdk", True),
 }
-"""What runs it, the module that it needs, and whether it needs PostgreSQL."""
+"""The runner, the module that it needs, and whether it needs PostgreSQL."""
 
 
 def available(kind: str) -> list[str]:
-    """Return the peers that can be run; say which ones cannot, and why."""
+    """Return the peers that can be run; print the others with their reasons."""
     found = []
     for name, (_, module, on_postgres) in PEERS.items():
         if on_postgres and kind != "postgresql":

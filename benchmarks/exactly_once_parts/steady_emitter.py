@@ -1,4 +1,4 @@
-"""Emits messages at a steady rate, each with the time of its emission. A process of its own: see ``latency``."""
+"""Emits messages at a steady rate, each with the time of its emission. A separate process: see ``latency``."""
 
 import json
 import sys

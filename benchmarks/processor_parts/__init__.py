@@ -1,1 +1,1 @@
-"""What ``benchmarks/processor.py`` lets run against each other, one process each."""
+"""The contenders of ``benchmarks/processor.py``, one process each."""

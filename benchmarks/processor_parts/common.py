@@ -1,4 +1,4 @@
-"""The clock, the data and the way to say a result: the same for every contender."""
+"""The clock, the data and the output of a result: the same for every contender."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def say(**facts: float) -> None:
 
 
 def leave() -> None:
-    """End the process at once: several peers hang, or take seconds, when they are asked to stop."""
+    """End the process immediately: several peers hang, or take seconds, when they are stopped."""
     sys.stdout.flush()
     os._exit(0)
 

@@ -280,5 +280,5 @@ PEERS: dict[str, tuple[Callable[..., Any], str, tuple[str, ...]]] = {
 
 
 def quiet() -> None:
-    """A line per failed job would be what is measured."""
+    """Otherwise a line per failed job would be measured."""
     logging.disable(logging.CRITICAL)

@@ -155,7 +155,7 @@ def queue_setting(description: Any, name: str) -> Any:
     facts = description if isinstance(description, dict) else {}
     arguments, policy = facts.get("arguments"), facts.get("effective_policy_definition")
     own = arguments.get(f"x-{name}") if isinstance(arguments, dict) else None
-    if own is not None:  # what a queue was declared with wins over its policy
+    if own is not None:  # an argument of the queue wins over its policy
         return own
     return policy.get(name) if isinstance(policy, dict) else None
 
@@ -170,18 +170,18 @@ def dead_letter_queue(description: Any) -> str | None:
     """Return the queue to which dead letters go by the default exchange; None if the bindings of another decide."""
     if queue_setting(description, "dead-letter-exchange") != "":
         return None
-    # Without a key of its own a message keeps the one it was published with, which is not known here.
+    # Without this key a message keeps the routing key of its publisher, which is not known here.
     key = queue_setting(description, "dead-letter-routing-key")
     return key if isinstance(key, str) and key else None
 
 
 def nack_is_uncounted(release: tuple[int, ...]) -> bool:
-    """Return whether a quorum queue does not count a nack. A message beyond its limit is dropped all the same."""
+    """Return whether a quorum queue does not count a nack. A message beyond its limit is still dropped."""
     return release >= _NACK_IS_UNCOUNTED_SINCE
 
 
 def delivery_limit(description: dict[str, Any], version: str) -> int | None:
-    """Return after how many deliveries the broker drops or dead-letters a message; None for never."""
+    """Return the number of deliveries after which the broker drops or dead-letters a message; None if unlimited."""
     if description.get("type") != "quorum":
         return None
     arguments, policy = description.get("arguments") or {}, description.get("effective_policy_definition") or {}
@@ -189,4 +189,4 @@ def delivery_limit(description: dict[str, Any], version: str) -> int | None:
     limits = [limit for limit in given if isinstance(limit, int)]
     if not limits and release_of(version) >= _DEFAULT_LIMIT_SINCE:
         limits = [DEFAULT_DELIVERY_LIMIT]
-    return min((limit for limit in limits if limit >= 0), default=None)  # from 4.0 on, -1 is no limit
+    return min((limit for limit in limits if limit >= 0), default=None)  # from 4.0 on, -1 means unlimited

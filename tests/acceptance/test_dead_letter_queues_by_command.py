@@ -83,7 +83,7 @@ PEEKS = (
     ("list", "dead"),
     ("show", "dead", "m1"),
     ("show", "dead", "2"),
-    ("groups", "dead"),
+    ("causes", "dead"),
     ("replay", "dead", "--all", "--dry-run"),
     ("replay", "dead", "--error", "expired"),
     ("discard", "dead", "--all", "--dry-run"),
@@ -166,10 +166,10 @@ def test_queues_that_count_nothing_can_be_peeked_into_any_time(
     broker.queue("deadly", 2, x_queue_type="quorum", x_delivery_limit=0)
 
     for _ in range(2):
-        assert dead_letters("groups", "dead", api=False).returncode == 0
-        assert dead_letters("groups", "endless").returncode == 0
-        assert dead_letters("groups", "deadly", "--count-a-delivery").returncode == 2
-    assert dead_letters("groups", "endless", "--count-a-delivery", api=False).returncode == 0  # its limit is not known
+        assert dead_letters("causes", "dead", api=False).returncode == 0
+        assert dead_letters("causes", "endless").returncode == 0
+        assert dead_letters("causes", "deadly", "--count-a-delivery").returncode == 2
+    assert dead_letters("causes", "endless", "--count-a-delivery", api=False).returncode == 0  # its limit is not known
 
     assert broker.depth("dead") == 2
     assert broker.counts("endless") == [3, 3]
@@ -184,7 +184,7 @@ def test_what_was_not_replayed_is_reported(dead_letters: Run, broker: Broker) ->
     would = dead_letters("replay", "dead", "--all", "--dry-run").stdout.splitlines()
     done = dead_letters("replay", "dead", "--all").stdout.splitlines()
 
-    left = "1 unreplayable: they do not say where they died and stay; give --to QUEUE"
+    left = "1 unreplayable: they do not name their queue and stay; give --to QUEUE"
     assert (would, done) == (["1 would be replayed", left], ["1 replayed", left])
 
 

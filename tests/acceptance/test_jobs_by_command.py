@@ -68,7 +68,7 @@ def test_many_jobs_need_a_choice_and_a_reset_its_name(quick: Run, client: Redis,
     counted = quick("jobs", "reset", stream, "--dry-run")
     emptied = quick("jobs", "reset", stream, "--confirm", stream)
 
-    assert (without.returncode, "say which jobs are meant" in without.stderr) == (2, True)
+    assert (without.returncode, "choose the jobs" in without.stderr) == (2, True)
     assert would.stdout == "1 of 1 jobs match: nothing was changed\n"
     assert done.stdout == "1 of 1 jobs changed (run monday)\n"
     assert (unconfirmed.returncode, f"--confirm {stream}" in unconfirmed.stderr) == (2, True)

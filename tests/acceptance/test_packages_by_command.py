@@ -73,7 +73,7 @@ def test_emit_then_dead_letters_are_listed_shown_replayed_and_discarded(
     listed = json.loads(conquiet("dead-letters", "list", stream, "--json").stdout)
     shown = quick("dead-letters", "show", stream, listed[0]["id"])
     open_shown = quick("dead-letters", "list", stream, "--show-payload", "--json")
-    (group,) = json.loads(quick("dead-letters", "groups", stream, "--json").stdout)
+    (cause,) = json.loads(quick("dead-letters", "causes", stream, "--json").stdout)
     unchosen = quick("dead-letters", "replay", stream)
     would = quick("dead-letters", "replay", stream, "--all", "--dry-run")
     replayed = conquiet("dead-letters", "replay", stream, "--id", listed[0]["id"])
@@ -84,8 +84,8 @@ def test_emit_then_dead_letters_are_listed_shown_replayed_and_discarded(
     assert "ZeroDivisionError" in shown.stdout
     assert "jane@" not in shown.stdout + json.dumps(listed)
     assert "jane@" in open_shown.stdout
-    assert (group["error"], group["count"]) == ("ZeroDivisionError", 3)
-    assert (unchosen.returncode, "say which dead letters" in unchosen.stderr) == (2, True)
+    assert (cause["error"], cause["count"]) == ("ZeroDivisionError", 3)
+    assert (unchosen.returncode, "choose the dead letters" in unchosen.stderr) == (2, True)
     assert would.stdout == "3 would be replayed\n"
     assert (replayed.stdout, discarded.stdout) == ("1 replayed\n", "2 discarded\n")
     assert empty.stdout == "there are no dead letters\n"
@@ -116,7 +116,7 @@ def test_a_pause_that_outlived_its_stream_can_be_ended(quick: Run, client: Redis
     quick("pause", stream)
     client.delete(stream)
 
-    assert quick("resume", stream).stdout == f"{stream} goes on\n"
+    assert quick("resume", stream).stdout == f"{stream} continues\n"
     assert quick("resume", stream).returncode == 2
 
 
@@ -140,8 +140,8 @@ def test_pause_and_resume_a_stream_and_an_event(quick: Run, client: Redis, key_p
         f"{stream} paused",
         f"{stream} was paused already",
         f"event mail.send of {stream} paused",
-        f"{stream} goes on",
-        f"event mail.send of {stream} goes on",
+        f"{stream} continues",
+        f"event mail.send of {stream} continues",
         f"{stream} was not paused",
     ]
 
@@ -170,8 +170,8 @@ def test_a_schedule_is_listed_looked_ahead_paused_and_removed(
     assert (listed["name"], listed["fired"]) == ("report", 0)
     assert len(ahead) == 3
     assert paused.stdout == "report paused\n"
-    assert none_ahead.stdout == "nothing is to be run\n"
-    assert (resumed.stdout, removed.stdout) == ("report goes on\n", "report removed\n")
+    assert none_ahead.stdout == "no runs are due\n"
+    assert (resumed.stdout, removed.stdout) == ("report continues\n", "report removed\n")
     assert (gone.returncode, "has no entry 'report'" in gone.stderr) == (2, True)
 
 
@@ -225,7 +225,7 @@ def test_dead_letters_of_a_queue_are_seen_put_back_and_thrown_away(
 
     words = ("--rabbit", "--json")
     seen = json.loads(run("dead-letters", "list", "orders.dead", *words, env=env).stdout)
-    again = json.loads(invoke("dead-letters", "groups", "orders.dead", *words, env=env).stdout)
+    again = json.loads(invoke("dead-letters", "causes", "orders.dead", *words, env=env).stdout)
     back = json.loads(invoke("dead-letters", "replay", "orders.dead", "--all", "--limit", "2", *words, env=env).stdout)
     gone = json.loads(invoke("dead-letters", "discard", "orders.dead", "--all", *words, env=env).stdout)
     missing = invoke("dead-letters", "list", "nowhere", "--rabbit", env=env)

@@ -182,7 +182,7 @@ def test_handlers_that_were_abandoned_are_no_good_end(
 
     assert worker.process.wait() == 1, worker.log
     assert "1 handlers did not end within the grace period and were abandoned" in worker.log
-    assert "some processes did not end in good order" in worker.log
+    assert "some processes did not end in order" in worker.log
     pending: Any = client.xpending(f"{key_prefix}orders", "processor")
     assert pending["pending"] == 1
 
@@ -218,7 +218,7 @@ def test_a_queue_worker_is_run_becomes_ready_and_drains(
         ("resume", "orders"),
         ("doctor",),
         ("dead-letters", "list", "orders"),
-        ("dead-letters", "groups", "orders"),
+        ("dead-letters", "causes", "orders"),
         ("dead-letters", "show", "orders", "1-0"),
         ("dead-letters", "replay", "orders", "--all"),
         ("dead-letters", "discard", "orders", "--all"),

@@ -122,7 +122,7 @@ def insert(engine: Engine, job: dict[str, Any], rng: random.Random) -> Report:
 def pause_at(engine: Engine, job: dict[str, Any]) -> None:
     """Report the process id when the named step is reached, and wait there to be killed.
 
-    At the step "in a statement" nobody waits here: the server does, and that is where it is to be killed.
+    At the step "in a statement" the server waits, and the test kills the process meanwhile.
     """
 
     def reached(step: str) -> None:

@@ -22,7 +22,7 @@ from conquiet.processor import DeadFilter, JobContext, Processor, ProcessorSetti
 from conquiet.processor.scripts import Script, script
 from conquiet.runtime import RuntimeSettings
 
-STEPS = {"promote_due", "emit", "park", "unpark", "turn", "replay"}
+STEPS = {"promote_due", "emit", "park", "unpark", "reserve_rate", "replay"}
 """Steps that are sent alone. The settler sends retries and dead letters together."""
 
 PARKED_EVENTS = 60

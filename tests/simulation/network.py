@@ -313,7 +313,7 @@ class SimulatedTopology:
         self._client = SimulatedClient(network, process)
         self._client._calls = _NO_PIPELINE
 
-    def group_by_node(self, streams: Any) -> list[tuple[str, ...]]:
+    def split_by_node(self, streams: Any) -> list[tuple[str, ...]]:
         """See ``Topology``."""
         return [tuple(streams)]
 

@@ -63,7 +63,7 @@ class DatabaseProbe:
         if self._failure:
             return WorkerHealth(ready=False, reason=self._failure)
         if time.monotonic() - self._answered_at > _STALE_S:
-            return WorkerHealth(ready=False, reason=f"the server {self._address} has not answered for {_STALE_S:g} s")
+            return WorkerHealth(ready=False, reason=f"the server {self._address} has not replied for {_STALE_S:g} s")
         return WorkerHealth(ready=True)
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class DatabaseProbe:
             with engine.connect() as connection:
                 connection.exec_driver_sql("SELECT 1")
         except Exception as error:  # noqa: BLE001 - after any error the database cannot be used
-            info = OperationInfo("asking the database for readiness")
+            info = OperationInfo("checking the database for readiness")
             failure = as_write_error(error, info, connecting=True, server=self._address)
             self._failure = reason_of(failure)
             self._outage.failed(failure, address=self._address)

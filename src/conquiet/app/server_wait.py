@@ -89,7 +89,7 @@ class ServerWait:
             if error is None:
                 if is_reported:
                     facts: dict[str, Any] = {"server": check.server, "waited_s": round(waited_s, 1)}
-                    logger.info("%(server)s answers after %(waited_s)s s", **facts)
+                    logger.info("%(server)s is available after %(waited_s)s s", **facts)
                 return
             kind = type(error).__name__
             if waited_s >= self._wait_s:
@@ -184,7 +184,7 @@ def _connect(engine: Any, check: Callable[[Any], None] | None) -> Exception | No
             return error
         if check is None:
             return None  # the first handler reports the refusal
-        info, server = OperationInfo("looking for the app's tables"), database_address(engine)
+        info, server = OperationInfo("checking the app's tables"), database_address(engine)
         raise as_write_error(error, info, connecting=True, server=server) from error
 
 

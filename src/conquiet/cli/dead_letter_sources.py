@@ -19,8 +19,8 @@ Row = dict[str, Any]
 _PAGE: Final = 200
 _MOST_SHOWN: Final = 10
 _LIFT: Final = (
-    "take the limit from the queue (from RabbitMQ 4.0 on by a policy with delivery-limit -1, which holds at once, but "
-    "not against an argument of the queue), or bring all to a queue without one: replay --all --to QUEUE"
+    "remove the limit of the queue (from RabbitMQ 4.0 on by a policy with delivery-limit -1, which applies "
+    "immediately, but not against an argument of the queue), or move all to one without: replay --all --to QUEUE"
 )
 
 
@@ -43,7 +43,7 @@ class Selection:
         """Reject a command with neither a filter nor --all, or with both."""
         if everything == self.filters:
             raise CommandError(
-                "say which dead letters are meant",
+                "choose the dead letters",
                 fix="give --id, --error, --event, --group or (with --rabbit) --source, or --all alone",
             )
 
@@ -53,12 +53,12 @@ class StreamSource:
 
     Attributes:
         columns: Columns of a list.
-        group_columns: What ``groups`` shows.
+        cause_columns: What ``causes`` shows.
         unreplayable: Why a replay skips some, and how to proceed.
     """
 
     columns = ("id", "event", "group", "reason", "error", "attempts", "died")
-    group_columns = ("event", "error", "count", "first", "last", "example")
+    cause_columns = ("event", "error", "count", "first", "last", "example")
     unreplayable = "no messages in the first place, or of a group that is not there (give --to GROUP); they stay"
 
     def __init__(self, redis_url: str, stream: str) -> None:
@@ -125,24 +125,24 @@ class StreamSource:
         }
         return _message_row(found, show_payload=show_payload) | history, "traceback"
 
-    def groups(self) -> list[Row]:
+    def causes(self) -> list[Row]:
         """Return causes with their counts."""
         return [
             {"event": one.event, "error": one.error_type, "count": one.count, "example": one.example_id}
             | {"first": _time(one.first_ms), "last": _time(one.last_ms)}
-            for one in self.run(lambda dead_letters: dead_letters.groups())
+            for one in self.run(lambda dead_letters: dead_letters.causes())
         ]
 
     def no_match(self) -> CommandError:
         """Return the error for a filter without matches: a mistyped filter must not look like success."""
-        groups = self.groups()
-        if not groups:
+        causes = self.causes()
+        if not causes:
             return CommandError(f"stream {self._stream} has no dead letters", fix="check the name of the stream")
-        there = [f"{one['count']} of event {one['event'] or '-'} by {one['error']}" for one in groups[:_MOST_SHOWN]]
-        more = ["..."] if len(groups) > _MOST_SHOWN else []
+        there = [f"{one['count']} of event {one['event'] or '-'} by {one['error']}" for one in causes[:_MOST_SHOWN]]
+        more = ["..."] if len(causes) > _MOST_SHOWN else []
         return CommandError(
             f"no dead letter of {self._stream} matches; there are: {', '.join(there + more)}",
-            fix=f"see all with: conquiet dead-letters groups {self._stream}",
+            fix=f"see all with: conquiet dead-letters causes {self._stream}",
         )
 
 
@@ -150,8 +150,8 @@ class QueueSource:
     """The messages of a dead-letter queue of RabbitMQ; see :class:`StreamSource`."""
 
     columns = ("position", "message_id", "source", "reason", "count", "size_bytes")
-    group_columns = ("source", "reason", "count")
-    unreplayable = "they do not say where they died and stay; give --to QUEUE"
+    cause_columns = ("source", "reason", "count")
+    unreplayable = "they do not name their queue and stay; give --to QUEUE"
 
     def __init__(self, rabbit_url: str, queue: str, api_url: str, *, count_a_delivery: bool) -> None:
         self._flag = rabbit_url
@@ -182,8 +182,7 @@ class QueueSource:
             return asyncio.run(run())
         except PeekUnsafeError as error:
             allow = (
-                "give --count-a-delivery to peek all the same, "
-                f"or --rabbit-api (or ${RABBIT_API}) if the limit is not known"
+                f"give --count-a-delivery to peek anyway, or --rabbit-api (or ${RABBIT_API}) if the limit is not known"
             )
             fix = _LIFT if error.would_delete else "" if self._count_a_delivery else allow
             raise CommandError(str(error), fix=fix) from error
@@ -216,15 +215,15 @@ class QueueSource:
             )
         return _delivery_row(found, show_payload=show_payload), "deaths"
 
-    def groups(self) -> list[Row]:
+    def causes(self) -> list[Row]:
         """Return causes with their counts."""
-        return list(self.run(lambda dead_letters: dead_letters.groups()))
+        return list(self.run(lambda dead_letters: dead_letters.causes()))
 
     def no_match(self) -> CommandError:
         """Return an error without peeking, which may count as a delivery."""
         return CommandError(
             f"no dead letter of queue {self._queue} matches",
-            fix=f"see them with: conquiet dead-letters groups {self._queue} --rabbit",
+            fix=f"see them with: conquiet dead-letters causes {self._queue} --rabbit",
         )
 
 

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 CAUSED_BY: Final = "conquiet-caused-by"
 """Name of the header."""
 
@@ -34,25 +36,22 @@ Caused = list[MessageRef] | None
 """The messages that a handler has emitted. None if there are none."""
 
 
-class Handling:
+class Handling(msgspec.Struct, eq=False):
     """A message that is being handled. Base class of the context of a handler.
 
-    Args:
-        stream: Its stream.
-        message_id: Its id.
+    A msgspec struct, because one is built for every message, at half of the cost of a class.
 
     Attributes:
+        stream: Its stream.
+        id: Its id.
         caused: The first messages that the handler has emitted. None before the first.
         span_context: For tracing; see ``otel.dropped``.
     """
 
-    __slots__ = ("caused", "id", "span_context", "stream")
-
-    def __init__(self, stream: str, message_id: str) -> None:
-        self.stream = stream
-        self.id = message_id
-        self.caused: Caused = None
-        self.span_context: Any = None
+    stream: str
+    id: str
+    caused: Caused
+    span_context: Any
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -99,7 +98,7 @@ def _cause() -> Handling | None:
     found = _current.get()
     if found is None:
         found = next((one for source in _sources if (one := source()) is not None), None)
-    return found if found is None or isinstance(found, Handling) else Handling(*found)
+    return found if found is None or isinstance(found, Handling) else Handling(*found, None, None)
 
 
 def carried(headers: Mapping[str, str] | None, place: str, *message_ids: str) -> Mapping[str, str] | None:

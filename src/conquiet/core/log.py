@@ -97,11 +97,6 @@ class FactLogger:
         if self._logger.isEnabledFor(logging.ERROR):
             self._log(logging.ERROR, text, facts)
 
-    def critical(self, text: str, /, **facts: object) -> None:
-        """Log at CRITICAL."""
-        if self._logger.isEnabledFor(logging.CRITICAL):
-            self._log(logging.CRITICAL, text, facts)
-
     def failure(
         self, level: int, text: str, error: BaseException | None, /, *, tracebacks: object = False, **facts: object
     ) -> None:

@@ -85,7 +85,7 @@ async def execute(route: ActionRoute, request: Request, parts: "Parts") -> Respo
             return parts.renderer.message(view, "This was not done", str(error), status=409)
         await parts.servers.redis(lambda admin: record_action(admin, detail=result.text, of=audit_id, **facts))
     except ServerAwayError as error:
-        return parts.renderer.message(view, f"{error.server} is away", str(error), status=503)
+        return parts.renderer.message(view, f"{error.server} is unavailable", str(error), status=503)
     logger.info(
         "dashboard action %(action)s on %(target)s by %(user)s: %(result)s",
         action=action.value,

@@ -84,7 +84,7 @@ class Gate:
     async def _refuse(self, request: Request) -> Response | None:
         if self._allowed is not None and _host_name(request) not in self._allowed:
             return PlainTextResponse(
-                "This dashboard does not answer to this host name. Name it in allowed_hosts (--allowed-host).", 421
+                "This dashboard does not serve this host name. Name it in allowed_hosts (--allowed-host).", 421
             )
         access = await self._access(request)
         request.scope["conquiet.access"] = access
@@ -108,7 +108,7 @@ class Gate:
             return PlainTextResponse("This request does not come from a page of this dashboard.", 403)
         length = request.headers.get("content-length", "")
         if not length.isdecimal() or int(length) > MOST_BODY:
-            return PlainTextResponse("The request is too large, or does not say how large it is.", 413)
+            return PlainTextResponse("The request is too large, or does not state its size.", 413)
         return None
 
     async def _access(self, request: Request) -> Access | None:

@@ -37,7 +37,7 @@ class ServerAwayError(Exception):
     """
 
     def __init__(self, server: str, address: str, reason: str) -> None:
-        super().__init__(f"{server} at {address} is away: {reason}")
+        super().__init__(f"{server} at {address} is unavailable: {reason}")
         self.server = server
         self.address = address
         self.reason = reason

@@ -62,7 +62,7 @@ class DashboardSettings:
             if isinstance(value, str):
                 raise ConfigurationError(f"{name} must be a tuple of names, not a text")
         if not isinstance(self.reveal, bool):
-            raise ConfigurationError("reveal must be True or False; what is shown is decided by redact=")
+            raise ConfigurationError("reveal must be True or False; redact= decides what is shown")
         if not callable(self.redact):
             raise ConfigurationError("redact must be a function of stream, event and payload")
         require_token("secret", self.secret)

@@ -180,7 +180,7 @@ def after_lost_reply(status: CommitStatus, unknown: CommitUnknownError) -> DbWri
         status: The status on the server.
         unknown: The error to raise if the status is unknown.
     """
-    logger.warning("reply to COMMIT lost, asked the server", status=status.value)
+    logger.warning("reply to COMMIT lost, queried the server", status=status.value)
     match status:
         case CommitStatus.COMMITTED:
             return None

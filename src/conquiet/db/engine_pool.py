@@ -30,8 +30,8 @@ def pool_timeout_hint(error: BaseException, pool: Pool | None) -> str | None:
         return None
     capacity = _capacity(pool)
     return (
-        f"no connection of the pool was free within {pool.timeout():g} s. The pool lends at most {capacity} at once "
-        f"(pool_size {pool.size()}, max_overflow {pool._max_overflow}), and more tasks than that needed one at once: "  # noqa: SLF001 - no public name
+        f"no connection of the pool was free within {pool.timeout():g} s. The pool lends at most {capacity} "
+        f"(pool_size {pool.size()}, max_overflow {pool._max_overflow}), and more tasks than that needed one: "  # noqa: SLF001 - no public name
         "the concurrency is larger than the pool. Call create_engine with pool_size and max_overflow that add up to "
         f"the concurrency at least, or lower the concurrency to {capacity}; nothing was written"
     )

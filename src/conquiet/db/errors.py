@@ -111,7 +111,7 @@ _DESCRIPTIONS: Final = {
     DbErrorKind.UNREACHABLE: "the server could not be reached or refused the connection; nothing was written",
     DbErrorKind.READ_ONLY: "the server accepts no writes now (read-only, or its disk is full); nothing was written",
     DbErrorKind.POOL_EXHAUSTED: "no connection of the pool was free in time: more tasks than the pool has connections "
-    "needed one at once; raise pool_size or max_overflow of the engine, or lower the concurrency",
+    "needed one concurrently; raise pool_size or max_overflow of the engine, or lower the concurrency",
     DbErrorKind.OTHER: "the database refused it; the driver's error is the cause of this one",
 }
 
@@ -314,15 +314,14 @@ def _is_refused_login(error: BaseException, number: int | None, state: str | Non
 def _failed_before(state: str | None) -> str | None:
     if state != FAILED_TRANSACTION:
         return None
-    return "an earlier statement of this transaction failed, and PostgreSQL accepts nothing but ROLLBACK after that"
+    return "an earlier statement of this transaction failed, and PostgreSQL accepts only ROLLBACK after that"
 
 
 def other_key_error(error: DbWriteError, info: OperationInfo) -> DbWriteError:
     """Return the error of a duplicate if no row has the requested id: another unique key is the duplicate."""
     code = error.errno if error.sqlstate is None else error.sqlstate
     return DbWriteError(
-        f"{info} failed (error {code}): a unique key exists already, and not that of the row asked for: "
-        "no row has its id",
+        f"{info} failed (error {code}): a unique key exists already, but not in the requested row: no row has its id",
         table=info.table,
         operation=info.operation,
         errno=error.errno,

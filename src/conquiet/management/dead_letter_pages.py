@@ -21,21 +21,21 @@ from conquiet.redis_transport.replies import text
 __all__ = [
     "CauseSample",
     "DeadFilter",
-    "DeadLetterGroup",
     "DeadLetterPage",
     "DeadMessage",
+    "SampledCause",
     "list_newest",
-    "sample_groups",
+    "sample_causes",
     "show_dead_letter",
     "stream_of_token",
     "stream_token",
 ]
 
 SAMPLE: Final = 500
-"""Default number of dead letters that ``sample_groups`` reads."""
+"""Default number of dead letters that ``sample_causes`` reads."""
 
 MOST_SAMPLED: Final = 5_000
-"""Most dead letters that one call of ``sample_groups`` reads. The next call reads older ones."""
+"""Most dead letters that one call of ``sample_causes`` reads. The next call reads older ones."""
 
 _STEP: Final = 100
 _MOST_BYTES: Final = 4_000_000
@@ -73,7 +73,7 @@ class DeadLetterPage:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterGroup:
+class SampledCause:
     """Dead letters of one event with one error, among the newest.
 
     Attributes:
@@ -112,25 +112,25 @@ class CauseSample:
     """Causes of some dead letters.
 
     Attributes:
-        groups: By event and error, most frequent first.
+        causes: By event and error, most frequent first.
         looked_at: Dead letters read.
         older: Id to continue from; None if there are no older ones.
     """
 
-    groups: tuple[DeadLetterGroup, ...]
+    causes: tuple[SampledCause, ...]
     looked_at: int
     older: str | None
 
 
-def sample_groups(server: RedisAdmin, stream: bytes, *, sample: int = SAMPLE, before: str | None = None) -> CauseSample:
+def sample_causes(server: RedisAdmin, stream: bytes, *, sample: int = SAMPLE, before: str | None = None) -> CauseSample:
     """Return the causes of the newest dead letters, or of the newest before an id. Reads at most 5,000."""
     members: dict[tuple[str, str], list[DeadMessage]] = {}
     looked_at, last, most = 0, None, min(sample, MOST_SAMPLED)
     for one in _newest(server, stream, before, most):
         looked_at, last = looked_at + 1, one.id
         members.setdefault((one.record.event, one.record.error_type or one.record.reason), []).append(one)
-    groups = [
-        DeadLetterGroup(
+    causes = [
+        SampledCause(
             event,
             cause,
             len(those),
@@ -141,7 +141,7 @@ def sample_groups(server: RedisAdmin, stream: bytes, *, sample: int = SAMPLE, be
         )
         for (event, cause), those in members.items()
     ]
-    ordered = sorted(groups, key=lambda one: (-one.count, one.event, one.cause))
+    ordered = sorted(causes, key=lambda one: (-one.count, one.event, one.cause))
     return CauseSample(tuple(ordered), looked_at, last if looked_at >= most else None)
 
 

@@ -17,7 +17,7 @@ from conquiet.management.redis_admin import RedisAdmin, display_name
 from conquiet.processor.partitions import read_layout
 from conquiet.redis_transport.ids import milliseconds_of, parse_id
 from conquiet.redis_transport.replies import group_lag, server_ms, text
-from conquiet.redis_transport.routing import group_by_slot
+from conquiet.redis_transport.routing import split_by_slot
 
 if TYPE_CHECKING:
     from conquiet.redis_transport.commands import Word
@@ -249,7 +249,7 @@ def count_retrying(server: RedisAdmin, streams: Sequence[StreamSnapshot]) -> dic
 
 def _chunks(keys: Sequence[bytes], *, in_cluster: bool, size: int = PER_CALL) -> Iterator[Sequence[bytes]]:
     """Split keys into chunks for one script call. On a cluster the keys of a chunk share a slot."""
-    for those in group_by_slot(keys, in_cluster=in_cluster):
+    for those in split_by_slot(keys, in_cluster=in_cluster):
         for start in range(0, len(those), size):
             yield those[start : start + size]
 

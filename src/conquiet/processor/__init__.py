@@ -27,8 +27,8 @@ from conquiet.core.replay_report import ReplayReport  # noqa: E402 - the extra i
 from conquiet.processor.context import JobContext, SyncJobContext  # noqa: E402
 from conquiet.processor.dead_letter_record import DeadRecord  # noqa: E402
 from conquiet.processor.dead_letters import (  # noqa: E402
+    DeadCause,
     DeadFilter,
-    DeadGroup,
     DeadLetters,
     DeadMessage,
     DeadPage,
@@ -37,7 +37,7 @@ from conquiet.processor.emit_requests import Emitted, NewMessage  # noqa: E402
 from conquiet.processor.emitter import Emitter  # noqa: E402
 from conquiet.processor.envelope import Envelope  # noqa: E402
 from conquiet.processor.jobs import Job, JobPage, Jobs, JobState  # noqa: E402
-from conquiet.processor.key_order import KeyLine, KeyOrder, OrderReport  # noqa: E402
+from conquiet.processor.key_order import KeyOrder, KeyQueue, OrderReport  # noqa: E402
 from conquiet.processor.partitioned import PartitionedProcessor  # noqa: E402
 from conquiet.processor.partitioned_emitter import PartitionedEmitter, SyncPartitionedEmitter  # noqa: E402
 from conquiet.processor.partitioned_results import PartitionedJobHandle, SyncPartitionedJobHandle  # noqa: E402
@@ -51,8 +51,8 @@ from conquiet.processor.settings import ProcessorSettings  # noqa: E402
 from conquiet.processor.sync_emitter import SyncEmitter  # noqa: E402
 
 __all__ = [
+    "DeadCause",
     "DeadFilter",
-    "DeadGroup",
     "DeadLetters",
     "DeadMessage",
     "DeadPage",
@@ -67,8 +67,8 @@ __all__ = [
     "JobPage",
     "JobState",
     "Jobs",
-    "KeyLine",
     "KeyOrder",
+    "KeyQueue",
     "Layout",
     "NewMessage",
     "OrderReport",

@@ -5,7 +5,7 @@
         Moved         Defer      Moved     ``unknown_events``  Moved     Moved
 
 Where only the server can decide (order by key, parking, the rate limit, a cancellation), the script that decides also
-moves the message. Hence ``Moved``: there is nothing left to settle.
+moves the message. The settlement is then ``Moved``: nothing is left to do.
 """
 
 from collections.abc import Mapping

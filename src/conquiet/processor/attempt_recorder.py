@@ -67,25 +67,25 @@ class AttemptRecorder:
             await self.jobs.record(self._keys[message.stream], envelope, JobState.RUNNING)
 
     def must_record(self, message: RuntimeMessage, envelope: Envelope) -> bool:
-        """Return True if a success must be passed to ``succeeded``, because something is to be written."""
+        """Return True if a success must be passed to ``succeeded``, which writes something."""
         return self.jobs is not None or envelope.keep_result_ms is not None or message.cancel_requested
 
     async def succeeded(
-        self, message: RuntimeMessage, envelope: Envelope, answer: object, caused: causation.Caused
+        self, message: RuntimeMessage, envelope: Envelope, result: object, caused: causation.Caused
     ) -> None:
         """Write the success of a message: the end of a requested cancellation, the result, the state.
 
         Args:
             message: The message.
             envelope: Its envelope.
-            answer: What the handler returned. None for a message of a batch.
+            result: Return value of the handler. None for a message of a batch.
             caused: Messages that the handler emitted.
         """
         keys = self._keys[message.stream]
         if message.cancel_requested:
             await self._cancels.finish(keys, message)
         if envelope.keep_result_ms is not None:
-            await self._results.succeeded(keys, envelope, answer)
+            await self._results.succeeded(keys, envelope, result)
         if self.jobs is not None:
             story = Story(envelope, duration_s=time.monotonic() - message.started_at, caused=caused)
             await self.jobs.record_soon(keys, envelope, JobState.SUCCEEDED, story)

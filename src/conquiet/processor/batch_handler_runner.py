@@ -11,7 +11,7 @@ from conquiet.core.causation import enter
 from conquiet.core.functions import call_in_thread_for_result, reject_unawaited
 from conquiet.core.worker_pool import Continuation, start_in_context
 from conquiet.errors import ConfigurationError
-from conquiet.processor.context import JobContext, JobEmitter, SyncJobContext
+from conquiet.processor.context import JobContext, JobEmitter, in_thread, job_context
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.handler_runner import HandlerRunner
 from conquiet.processor.middleware import Middleware
@@ -50,16 +50,14 @@ class BatchHandlerRunner(HandlerRunner):
     def contexts(self, admitted: Iterable[tuple[Envelope, MessageContext]], emitter: JobEmitter) -> list[JobContext]:
         """Return the contexts of messages, sync or async like the handler."""
         most, of = self.retry.max_attempts, self.attempts_of
-        if self.is_async:
-            return [
-                JobContext(envelope, delivery, emitter, most if envelope.max_attempts is None else of(envelope))
-                for envelope, delivery in admitted
-            ]
-        loop = asyncio.get_running_loop()
-        return [
-            SyncJobContext(envelope, delivery, emitter, most if envelope.max_attempts is None else of(envelope), loop)
+        contexts = [
+            job_context(envelope, delivery, emitter, most if envelope.max_attempts is None else of(envelope))
             for envelope, delivery in admitted
         ]
+        if self.is_async:
+            return contexts
+        loop = asyncio.get_running_loop()
+        return [in_thread(context, loop) for context in contexts]
 
     def invoke(
         self, envelope: Envelope, delivery: MessageContext, emitter: JobEmitter, stream: str

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from conquiet.core.causation import Handling, attributed_to
 from conquiet.core.redaction import printable
 from conquiet.core.signatures import takes_keywords_of
@@ -41,7 +43,7 @@ class JobEmitter(Protocol):
         ...
 
 
-class JobContext(Handling):
+class JobContext(Handling, eq=False):
     """One attempt at one message, for an ``async def`` handler.
 
     Attributes:
@@ -50,24 +52,20 @@ class JobContext(Handling):
         stream: The stream it was delivered from.
         id: The message id, constant over all attempts.
         attempt: Number of this attempt, from 1.
+        max_attempts: The attempts it gets in total.
         deadline: When the handler times out, on the monotonic clock. None if it has no timeout.
+        envelope: The message as stored.
         delivery: The context of the engine: entry id, lease, delivery count.
     """
 
-    __slots__ = ("_emitter", "attempt", "data", "deadline", "delivery", "envelope", "event", "max_attempts")
-
-    def __init__(self, envelope: Envelope, delivery: MessageContext, emitter: JobEmitter, max_attempts: int) -> None:
-        self.envelope = envelope
-        self.data = envelope.data
-        self.event = envelope.event
-        self.id = envelope.id
-        self.stream = delivery.stream
-        self.caused = self.span_context = None
-        self.attempt = envelope.attempt
-        self.max_attempts = max_attempts
-        self.deadline: float | None = None
-        self.delivery = delivery
-        self._emitter = emitter
+    event: str
+    data: dict[str, Any]
+    attempt: int
+    max_attempts: int
+    deadline: float | None
+    envelope: Envelope
+    delivery: MessageContext
+    _emitter: JobEmitter
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} event={self.event!r} id={self.id!r} attempt={self.attempt}>"
@@ -141,28 +139,10 @@ class JobContext(Handling):
         logger.info(message, extra={"job": _named(self) | fields})
 
 
-class SyncJobContext(JobContext):
+class SyncJobContext(JobContext, eq=False):
     """``JobContext`` for a plain function, which runs in a thread. ``ack`` and ``emit`` block until the reply."""
 
-    __slots__ = ("_loop",)
-
-    def __init__(
-        self,
-        envelope: Envelope,
-        delivery: MessageContext,
-        emitter: JobEmitter,
-        max_attempts: int,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        super().__init__(envelope, delivery, emitter, max_attempts)
-        self._loop = loop
-
-    @classmethod
-    def of(cls, ctx: JobContext, loop: asyncio.AbstractEventLoop) -> "SyncJobContext":
-        """Return a copy of ``ctx`` for a thread."""
-        made = cls(ctx.envelope, ctx.delivery, ctx._emitter, ctx.max_attempts, loop)  # noqa: SLF001 - of a base class
-        made.deadline = ctx.deadline
-        return made
+    _loop: asyncio.AbstractEventLoop
 
     def ack(self) -> None:  # type: ignore[override]
         """See ``JobContext.ack``."""
@@ -185,6 +165,30 @@ class SyncJobContext(JobContext):
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
         return wait_on_loop(self._loop, call, too_late=lambda: LifecycleError(_ENDED))
+
+
+def job_context(envelope: Envelope, delivery: MessageContext, emitter: JobEmitter, max_attempts: int) -> JobContext:
+    """Return the context of a delivered message, for an ``async def`` handler."""
+    return JobContext(
+        delivery.message.stream,
+        envelope.id,
+        None,
+        None,
+        envelope.event,
+        envelope.data,
+        envelope.attempt,
+        max_attempts,
+        None,
+        envelope,
+        delivery,
+        emitter,
+    )
+
+
+def in_thread(ctx: JobContext, loop: asyncio.AbstractEventLoop) -> SyncJobContext:
+    """Return a copy of a context for a plain function."""
+    fields: tuple[Any, ...] = (*msgspec.structs.astuple(ctx), loop)
+    return SyncJobContext(*fields)
 
 
 def _named(ctx: JobContext) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class DeadPage:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadGroup:
+class DeadCause:
     """Dead letters with the same event and error type (or reason, if there was no error)."""
 
     event: str
@@ -75,7 +75,7 @@ class DeadFilter:
     Attributes:
         id: Id of the dead letter.
         event: Event of the message.
-        error_type: Class name, qualified as ``groups()`` shows it, or its last parts. A built-in class may be prefixed
+        error_type: Class name, qualified as ``causes()`` shows it, or its last parts. A built-in class may be prefixed
             with ``builtins.``.
         reason: A value of ``Reason``.
         group: Consumer group that dead-lettered it.
@@ -145,7 +145,7 @@ class DeadLetters:
         found = await self._send("XRANGE", self._keys.dead, dead_id, dead_id)
         return read_dead_message(*found[0]) if found else None
 
-    async def groups(self) -> Sequence[DeadGroup]:
+    async def causes(self) -> Sequence[DeadCause]:
         """Return the causes, most frequent first. Reads all dead letters, page by page."""
         counts: Counter[tuple[str, str]] = Counter()
         first: dict[tuple[str, str], tuple[int, str]] = {}  # not the record, which holds the whole message
@@ -156,7 +156,7 @@ class DeadLetters:
             first.setdefault(key, (dead.died_ms, dead.id))
             last[key] = dead.died_ms
         return [
-            DeadGroup(*key, count, first_ms=first[key][0], last_ms=last[key], example_id=first[key][1])
+            DeadCause(*key, count, first_ms=first[key][0], last_ms=last[key], example_id=first[key][1])
             for key, count in counts.most_common()
         ]
 

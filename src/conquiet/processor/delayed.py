@@ -37,7 +37,7 @@ from conquiet.redis_transport.client_commands import command
 from conquiet.redis_transport.connect_errors import address_of
 from conquiet.redis_transport.ids import milliseconds_of
 from conquiet.redis_transport.replies import as_mapping, streams_read
-from conquiet.redis_transport.routing import group_by_slot
+from conquiet.redis_transport.routing import split_by_slot
 
 logger = FactLogger(__name__)
 
@@ -184,7 +184,7 @@ class DelayedPromoter:
             asyncio.create_task(self._serve(keys), name=f"conquiet-due-{keys.stream}") for keys in self._keys.values()
         ]
         self._tasks.append(asyncio.create_task(self._maintain_in_turn(), name="conquiet-maintain"))
-        for wakes in group_by_slot(list(self._keys), in_cluster=is_cluster(self._client)):
+        for wakes in split_by_slot(list(self._keys), in_cluster=is_cluster(self._client)):
             self._tasks.append(asyncio.create_task(self._listen(wakes), name="conquiet-due-wake"))
 
     async def close(self) -> None:

@@ -6,7 +6,7 @@
                                                    no message there: ``Stop``, held entries stay pending
 
 Without this, a Processor with a mistyped stream name would move all of another application's entries to dead letters
-that cannot be replayed. A held entry occupies no slot of the engine: it is only pending for this consumer.
+that cannot be replayed. A held entry occupies no worker of the engine: it is only pending for this consumer.
 """
 
 import asyncio

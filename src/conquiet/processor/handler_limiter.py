@@ -23,7 +23,7 @@ class HandlerLimiter:
         self._waiting: deque[asyncio.Future[bool]] = deque()
 
     async def acquire(self) -> bool:
-        """Wait for a slot. Return True with a slot, which must be released, or False if the engine stops."""
+        """Wait until the handler may run. Return True, or False if the engine stops. After True call ``release``."""
         if self._is_stopping():
             return False
         if self._free:
@@ -39,7 +39,7 @@ class HandlerLimiter:
             raise
 
     def release(self) -> None:
-        """Release a slot. The run that has waited longest gets it."""
+        """Record that a run has ended. The run that has waited longest is next."""
         if self._is_stopping():
             self.cancel_waiters()
         while self._waiting:

@@ -18,8 +18,8 @@ _MOST_READ = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class KeyLine:
-    """A key with waiting messages.
+class KeyQueue:
+    """The queue of waiting messages of one key.
 
     Attributes:
         key: The key.
@@ -44,7 +44,7 @@ class OrderReport:
     holders: int
     waiting: int
     group: str | None
-    longest: tuple[KeyLine, ...]
+    longest: tuple[KeyQueue, ...]
 
 
 class KeyOrder:
@@ -63,10 +63,10 @@ class KeyOrder:
         """Return the counts and the ``limit`` keys with the most waiting messages."""
         require_positive("limit", limit)
         keys = self._keys
-        holders, group, waiting, lines = await script("order_facts").call(
+        holders, group, waiting, queues = await script("order_facts").call(
             self._client, (keys.order, keys.waiting_keys), (limit,), stream=keys.stream
         )
-        longest = tuple(KeyLine(_decoded(key), number) for key, number in zip(lines[::2], lines[1::2], strict=True))
+        longest = tuple(KeyQueue(_decoded(key), number) for key, number in zip(queues[::2], queues[1::2], strict=True))
         return OrderReport(holders, waiting, group.decode(errors="backslashreplace") or None, longest)
 
     async def stuck(self) -> list[str]:

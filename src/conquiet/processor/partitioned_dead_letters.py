@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from conquiet.core.replay_report import ReplayReport
-from conquiet.processor.dead_letters import EVERYTHING, DeadFilter, DeadGroup, DeadLetters, DeadMessage, DeadPage
+from conquiet.processor.dead_letters import EVERYTHING, DeadCause, DeadFilter, DeadLetters, DeadMessage, DeadPage
 from conquiet.processor.partition_layout import partition_names
 from conquiet.redis_transport.client import AsyncClient
 from conquiet.redis_transport.ids import parse_id
@@ -50,14 +50,14 @@ class PartitionedDeadLetters:
                 return found
         return None
 
-    async def groups(self) -> Sequence[DeadGroup]:
+    async def causes(self) -> Sequence[DeadCause]:
         """Return the causes, most frequent first. Reads all dead letters, page by page."""
-        found: dict[tuple[str, str], DeadGroup] = {}
+        found: dict[tuple[str, str], DeadCause] = {}
         for one in await self._partitions():
-            for group in await one.groups():
-                known = found.get((group.event, group.error_type))
-                found[group.event, group.error_type] = group if known is None else _joined(known, group)
-        return sorted(found.values(), key=lambda group: -group.count)
+            for cause in await one.causes():
+                known = found.get((cause.event, cause.error_type))
+                found[cause.event, cause.error_type] = cause if known is None else _joined(known, cause)
+        return sorted(found.values(), key=lambda cause: -cause.count)
 
     async def replay(
         self,
@@ -116,8 +116,8 @@ def _age(dead: DeadMessage) -> tuple[int, int]:
     return parse_id(dead.id)
 
 
-def _joined(one: DeadGroup, other: DeadGroup) -> DeadGroup:
-    older = min(one, other, key=lambda group: group.first_ms)
+def _joined(one: DeadCause, other: DeadCause) -> DeadCause:
+    older = min(one, other, key=lambda cause: cause.first_ms)
     return replace(older, count=one.count + other.count, last_ms=max(one.last_ms, other.last_ms))
 
 

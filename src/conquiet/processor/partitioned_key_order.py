@@ -5,7 +5,7 @@ See docs/decisions/0051.
 
 from collections.abc import Sequence
 
-from conquiet.processor.key_order import KeyLine, KeyOrder, OrderReport
+from conquiet.processor.key_order import KeyOrder, KeyQueue, OrderReport
 from conquiet.processor.partition_layout import partition_names
 from conquiet.redis_transport.client import AsyncClient
 
@@ -25,10 +25,10 @@ class PartitionedKeyOrder:
     async def report(self, *, limit: int = 20) -> OrderReport:
         """Return the total counts of all partitions, and the ``limit`` keys with the most waiting messages."""
         reports = [await one.report(limit=limit) for one in await self._partitions()]
-        lines: dict[str, int] = {}
-        for line in (line for report in reports for line in report.longest):
-            lines[line.key] = lines.get(line.key, 0) + line.waiting
-        longest = sorted((KeyLine(key, waiting) for key, waiting in lines.items()), key=lambda line: -line.waiting)
+        queues: dict[str, int] = {}
+        for queue in (queue for report in reports for queue in report.longest):
+            queues[queue.key] = queues.get(queue.key, 0) + queue.waiting
+        longest = sorted((KeyQueue(key, waiting) for key, waiting in queues.items()), key=lambda queue: -queue.waiting)
         return OrderReport(
             holders=sum(report.holders for report in reports),
             waiting=sum(report.waiting for report in reports),

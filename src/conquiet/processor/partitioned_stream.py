@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conquiet.core.replay_report import ReplayReport
-from conquiet.processor.dead_letters import DeadFilter, DeadGroup, DeadMessage
+from conquiet.processor.dead_letters import DeadCause, DeadFilter, DeadMessage
 from conquiet.processor.key_order import KeyOrder
 from conquiet.processor.keys import keys_of
 from conquiet.processor.partition_layout import PartitionLayout, partition_names
@@ -109,9 +109,9 @@ class PartitionedStream:
                 break
         return found[:limit]
 
-    async def dead_groups(self) -> Sequence[DeadGroup]:
+    async def dead_causes(self) -> Sequence[DeadCause]:
         """Return the causes of the dead letters, most frequent first."""
-        return await self.all_dead_letters.groups()
+        return await self.all_dead_letters.causes()
 
     async def replay(self, where: DeadFilter, *, dry_run: bool = False) -> ReplayReport:
         """Return dead letters to the end of their partitions; a message with a key joins the line of its key."""

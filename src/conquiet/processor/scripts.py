@@ -17,8 +17,8 @@ _ACTIONS = {
     "join": "joining the messages of a key",
     "park": "parking",
     "reschedule": "scheduling a retry",
+    "reserve_rate": "reserving a start under a rate limit",
     "promote_due": "moving due messages",
-    "turn": "taking a turn of a rate limit",
     "unpark": "returning parked messages",
 }
 """Descriptions of scripts for error texts. The default is the script's name."""

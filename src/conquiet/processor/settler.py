@@ -49,7 +49,7 @@ from conquiet.processor.settings import ProcessorSettings
 from conquiet.processor.settlement_log import report_dead, report_retry
 from conquiet.redis_transport.client import AsyncClient, is_cluster
 from conquiet.redis_transport.errors import RedisError, ResponseError, translate
-from conquiet.redis_transport.routing import group_by_slot
+from conquiet.redis_transport.routing import split_by_slot
 from conquiet.redis_transport.scripts import run_many
 from conquiet.runtime.message import RuntimeMessage
 
@@ -154,7 +154,7 @@ class ProcessorSettler:
         payload = self._same_attempt(message, envelope, reserved=True)
         args = (self._group, self._consumer_id, message.id, payload, rate.interval_us, rate.burst)
         left = {0: Step.LEFT, -_TO_CANCEL: Step.TO_CANCEL}
-        wait_ms = await move(self._client, message, "turn", names, args, group=self._group, left=left)
+        wait_ms = await move(self._client, message, "reserve_rate", names, args, group=self._group, left=left)
         if self._jobs is not None and wait_ms > 0:
             await self._jobs.record(keys, envelope, JobState.DELAYED)
         return left.get(wait_ms, Step.MOVED)
@@ -299,13 +299,13 @@ class ProcessorSettler:
         return _STEPS[answer]
 
     async def _flush(self, batch: list[_Item]) -> None:
-        groups: dict[tuple[Keys, str, int], list[_Item]] = {}
+        by_script: dict[tuple[Keys, str, int], list[_Item]] = {}
         for item in batch:
-            groups.setdefault((item.keys, item.script, len(item.args)), []).append(item)
-        calls = [self._call(keys, name, words, items) for (keys, name, words), items in groups.items()]
+            by_script.setdefault((item.keys, item.script, len(item.args)), []).append(item)
+        calls = [self._call(keys, name, words, items) for (keys, name, words), items in by_script.items()]
         try:
             # By slot in a cluster: an unavailable node delays only the settlements of its streams.
-            slots = group_by_slot([call.stream for call in calls], in_cluster=is_cluster(self._client))
+            slots = split_by_slot([call.stream for call in calls], in_cluster=is_cluster(self._client))
             await asyncio.gather(*(self._send([call for call in calls if call.stream in those]) for those in slots))
         finally:
             for item in batch:  # a cancelled flush must not leave a caller waiting

@@ -231,13 +231,13 @@ class StreamHousekeeper:
         """Remove, step by step, entries that every group is done with, if this host has the lease."""
         gaps_from, removed_so_far = "", 0
         ends_at = time.monotonic() + retention.interval_s / 2
-        patience_ms = longest_lease_ms(retention.interval_s) if state.begin_pass() else ""
+        max_left_ms = longest_lease_ms(retention.interval_s) if state.begin_pass() else ""
         for step in itertools.count():
             now = time.monotonic()
             # A step in the gaps reads at most 256 KiB: of large messages that is a few dozen, so it may take many.
             if step >= _STEPS_PER_PASS and (not gaps_from or now >= ends_at):
                 return
-            reply = self._step(stream, retention, gaps_from, state.longest_pause, patience_ms)
+            reply = self._step(stream, retention, gaps_from, state.longest_pause, max_left_ms)
             outcome = text(reply[0])
             if outcome == "held":
                 state.schedule_while_held(now, int(reply[2]) / 1000, int(reply[3]), retention.interval_s)
@@ -264,10 +264,10 @@ class StreamHousekeeper:
             gaps_from = state.gaps_from if may_have_gaps and (gaps_from or not removed) else ""
 
     def _step(
-        self, stream: str, retention: Retention, gaps_from: str, longest_pause: int, patience_ms: int | str
+        self, stream: str, retention: Retention, gaps_from: str, longest_pause: int, max_left_ms: int | str
     ) -> Any:
         keep = (round(retention.keep_s * 1000), retention.keep_min)
-        lease = (self._token, lease_ms(longest_pause, retention.interval_s), patience_ms)
+        lease = (self._token, lease_ms(longest_pause, retention.interval_s), max_left_ms)
         args = ("trim", STEP_ENTRIES, *keep, gaps_from, *lease)
         return self._call(_TRIM, stream, (stream, housekeeping_key(stream)), args)
 

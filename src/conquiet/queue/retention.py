@@ -78,11 +78,11 @@ class HeldBackWatch:
     """Detect a stream that cannot be trimmed because one group does not advance.
 
     Args:
-        patience_s: Time without progress of a group before the warning.
+        warn_after_s: Time without progress of a group before the warning.
     """
 
-    def __init__(self, patience_s: float = 600.0) -> None:
-        self._patience_s = patience_s
+    def __init__(self, warn_after_s: float = 600.0) -> None:
+        self._warn_after_s = warn_after_s
         self._needed = ""
         self._since = 0.0
         self._warned = False
@@ -91,7 +91,7 @@ class HeldBackWatch:
         """Record the oldest needed id and the length. Return True when a warning is due: once for each such id."""
         if needed != self._needed:
             self._needed, self._since, self._warned = needed, now, False
-        if self._warned or length < WARN_FROM or now - self._since < self._patience_s:
+        if self._warned or length < WARN_FROM or now - self._since < self._warn_after_s:
             return False
         self._warned = True
         return True

@@ -121,7 +121,7 @@ class RabbitDeadLetters:
         await self._walk(visit, enough=lambda: bool(by_id))  # one walk for both, as each may be counted
         return next(iter(by_id + by_position), None)
 
-    async def groups(self) -> Sequence[dict[str, Any]]:
+    async def causes(self) -> Sequence[dict[str, Any]]:
         """Return sources and reasons with their counts, most frequent first."""
         counts = Counter((one.source, one.reason) for one in await self.list())
         return [

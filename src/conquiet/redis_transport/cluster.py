@@ -23,7 +23,7 @@ from conquiet.redis_transport.client import (
     is_cluster,
 )
 from conquiet.redis_transport.errors import translate_errors
-from conquiet.redis_transport.routing import NodeAddress, group_by_slot
+from conquiet.redis_transport.routing import NodeAddress, split_by_slot
 from conquiet.redis_transport.slot_table import SlotTable
 from conquiet.redis_transport.sync_cluster_client import SyncClusterClient
 from conquiet.redis_transport.topology import SingleServer, Topology
@@ -49,9 +49,9 @@ class Cluster:
         self._table = SlotTable(seeds)
         self._clients: dict[NodeAddress, SyncClusterClient] = {}
 
-    def group_by_node(self, streams: Sequence[str]) -> list[tuple[str, ...]]:
+    def split_by_node(self, streams: Sequence[str]) -> list[tuple[str, ...]]:
         """See ``Topology``: by slot."""
-        return [tuple(grouped) for grouped in group_by_slot(streams, in_cluster=True)]
+        return [tuple(those) for those in split_by_slot(streams, in_cluster=True)]
 
     async def connection(self, stream: str, address: NodeAddress | None = None) -> Any:
         """See ``Topology``. Fetches the slot table unless it is fresh."""

@@ -125,7 +125,7 @@ def translate(error: RedisError | OSError, *, stream: str, group: str, command: 
     elif str(error).startswith(_GROUP_GONE):
         kinds = GroupMissingError
         text = (
-            f"{what}: the stream or its consumer group is gone. What was pending in it is lost; "
+            f"{what}: the stream or its consumer group is gone. Its pending entries are lost; "
             "create the queue again once you know why"
         )
     else:
@@ -142,7 +142,7 @@ def _not_sent(missing: NoConnection, place: str, kind: str) -> str:
     if missing.pool_is_full:
         return (
             f"the command{about} was not sent: every connection of the client to {server} is in use ({kind}). "
-            "Send fewer commands at once, or give the client a larger max_connections"
+            "Send fewer commands concurrently, or give the client a larger max_connections"
         )
     reason = f"{missing.reason}, {kind}" if missing.reason else kind
     return (

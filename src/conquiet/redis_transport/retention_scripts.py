@@ -34,8 +34,8 @@ local keep_ms, keep_min, gaps_from = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[
 if KEYS[2] then
   local holder = redis.call('GET', KEYS[2])
   if holder and holder ~= ARGV[6] then
-    local left, patience = redis.call('PTTL', KEYS[2]), tonumber(ARGV[8])
-    if not patience or left <= patience then return {'held', '', left, redis.call('XLEN', stream), 0, '', ''} end
+    local left, max_left = redis.call('PTTL', KEYS[2]), tonumber(ARGV[8])
+    if not max_left or left <= max_left then return {'held', '', left, redis.call('XLEN', stream), 0, '', ''} end
   end
   redis.call('SET', KEYS[2], ARGV[6], 'PX', ARGV[7])
 end

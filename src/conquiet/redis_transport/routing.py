@@ -69,12 +69,12 @@ def slot_of(key: str | bytes) -> int:
     return int(key_slot(_bytes(key)))
 
 
-def group_by_slot(keys: Sequence[AnyStr], *, in_cluster: bool) -> list[list[AnyStr]]:
-    """Group keys for commands with several keys: one group on a single server, one per slot in a cluster."""
-    groups: dict[int, list[AnyStr]] = {}
+def split_by_slot(keys: Sequence[AnyStr], *, in_cluster: bool) -> list[list[AnyStr]]:
+    """Split keys for commands with several keys: into one list on a single server, one per slot in a cluster."""
+    by_slot: dict[int, list[AnyStr]] = {}
     for key in keys:
-        groups.setdefault(slot_of(key) if in_cluster else 0, []).append(key)
-    return list(groups.values())
+        by_slot.setdefault(slot_of(key) if in_cluster else 0, []).append(key)
+    return list(by_slot.values())
 
 
 def raise_first_error(replies: list[Any]) -> list[Any]:

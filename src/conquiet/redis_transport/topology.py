@@ -23,8 +23,8 @@ class Topology(Protocol):
     may_move: bool
     """True if a stream can move to another server between two commands."""
 
-    def group_by_node(self, streams: Sequence[str]) -> list[tuple[str, ...]]:
-        """Group the streams by the commands that can read them together."""
+    def split_by_node(self, streams: Sequence[str]) -> list[tuple[str, ...]]:
+        """Split the streams by the commands that can read them together."""
         ...
 
     async def connection(self, stream: str, address: NodeAddress | None = None) -> Any:
@@ -88,7 +88,7 @@ class SingleServer:
         self._asynchronous = clone_async(client)
         self._synchronous = clone_sync(client, socket_timeout_s=timeout_s)
 
-    def group_by_node(self, streams: Sequence[str]) -> list[tuple[str, ...]]:
+    def split_by_node(self, streams: Sequence[str]) -> list[tuple[str, ...]]:
         """See ``Topology``."""
         return [tuple(streams)]
 

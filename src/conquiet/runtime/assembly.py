@@ -39,7 +39,7 @@ from conquiet.runtime.shard_connections import ShardConnections
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """How the parts report to their engine.
+    """Callbacks from the parts to their engine.
 
     Attributes:
         events: Receives the events of messages.
@@ -85,7 +85,7 @@ def assemble(
     """Return the parts of one engine."""
     table = LeaseTable(streams)
     stats = {stream: StreamStats(stream) for stream in streams}
-    by_node = topology.group_by_node(streams)
+    by_node = topology.split_by_node(streams)
     report_due = threading.Event()
     connections = [ShardConnections.create(topology, those, settings, report_due) for those in by_node]
     acknowledgers = [_acknowledger(one.ack, group, settings, table, reports) for one in connections]
@@ -119,7 +119,7 @@ def assemble(
         outage=outage,
     )
     pool: MessagePool
-    slots, prefetch = concurrency, settings.prefetch
+    together, prefetch = concurrency, settings.prefetch
     if executor.batching is None:
         pool = WorkerPool(concurrency, runner, on_free=capacity.notify)
     else:
@@ -136,7 +136,7 @@ def assemble(
         pool = BatchPool(concurrency, batch_runner, batching=executor.batching, cap=cap, on_free=on_free)
         # Each worker takes a whole batch, and the next batch is gathered while it runs.
         largest = executor.batching.largest
-        slots, prefetch = concurrency * largest, max(prefetch, largest) if prefetch else 0
+        together, prefetch = concurrency * largest, max(prefetch, largest) if prefetch else 0
     reporter = None
     if settings.report_activity:
         reporter = WorkerReporter(stats, concurrency=concurrency, health=reports.health)
@@ -154,7 +154,7 @@ def assemble(
         table=table,
         stats=stats,
         pool=pool,
-        budget=FetchBudget(slots, prefetch, len(by_node)),
+        budget=FetchBudget(together, prefetch, len(by_node)),
         capacity=capacity,
         outage=outage,
         pace=pace,

@@ -27,7 +27,7 @@ class BatchRunner:
 
     Args:
         batching: Executes batches.
-        runner: Runs single messages, admits the messages of a batch, and settles those that are not acknowledged.
+        runner: Runs single messages, admits the messages of a batch, and settles messages that are not acknowledged.
         settler: Acknowledges, and keeps messages pending when the worker ends.
         leases: Lease operations for contexts.
         dispatcher: Receives ``started`` events.

@@ -6,6 +6,8 @@ from collections.abc import Coroutine
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from conquiet.core.threads import wait_on_loop
 from conquiet.errors import LeaseLostError
 from conquiet.runtime.message import Ownership, RuntimeMessage
@@ -30,14 +32,17 @@ class LeaseManager(Protocol):
         ...
 
 
-class MessageContext:
-    """Operations on the current message for an ``async def`` handler."""
+class MessageContext(msgspec.Struct, eq=False):
+    """Operations on the current message for an ``async def`` handler.
 
-    __slots__ = ("_leases", "message")
+    A msgspec struct, because one is built for every message, at half of the cost of a class.
 
-    def __init__(self, message: RuntimeMessage, leases: LeaseManager) -> None:
-        self.message = message
-        self._leases = leases
+    Attributes:
+        message: The message.
+    """
+
+    message: RuntimeMessage
+    _leases: LeaseManager
 
     @property
     def id(self) -> str:
@@ -147,14 +152,10 @@ class MessageContext:
         )
 
 
-class SyncMessageContext(MessageContext):
+class SyncMessageContext(MessageContext, eq=False):
     """``MessageContext`` for a plain function, which runs in a thread. Calls block until the server has replied."""
 
-    __slots__ = ("_loop",)
-
-    def __init__(self, message: RuntimeMessage, leases: LeaseManager, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(message, leases)
-        self._loop = loop
+    _loop: asyncio.AbstractEventLoop
 
     def ack(self) -> None:  # type: ignore[override]
         """See ``MessageContext.ack``."""

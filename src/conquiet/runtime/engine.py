@@ -252,8 +252,8 @@ class Engine:
             lag={stream: lag for shard in self._shards for stream, lag in shard.fetcher.lag.items()},
             streams={stream: stats.counts for stream, stats in self._stats.items()},
             reconnects=sum(shard.reconnects for shard in self._shards),
-            slots=self._concurrency,
-            patience_s=3.0 + self._settings.slice_ms / 1000,
+            concurrency=self._concurrency,
+            progress_timeout_s=3.0 + self._settings.slice_ms / 1000,
             paused=self._outage.is_on,
         )
 
@@ -324,7 +324,7 @@ class Engine:
             if failure is not None:
                 logger.failure(logging.ERROR, "worker ends because of an error", failure, **about)
                 self._dispatcher.emit(EngineError(failure, None))
-            await self._dispatcher.close(timeout_s=self._shutdown.patience_s)
+            await self._dispatcher.close(timeout_s=self._shutdown.end_timeout_s)
             aborting.cancel()
             await asyncio.gather(aborting, return_exceptions=True)
         if failure is not None:

@@ -1,22 +1,22 @@
 """The fetch budget that all fetchers of one pool share. Pure.
 
-Messages in flight plus reservations of running reads never exceed slots plus prefetch. Each read reserves the number of
-entries it may return. A blocking read reserves little, and from the prefetch, so that it withholds no slots from a
-fetcher that has work for them.
+Messages in flight plus reservations of running reads never exceed concurrency plus prefetch. Each read reserves the
+number of entries it may return. A blocking read reserves little, and from the prefetch, so that it withholds no worker
+from a fetcher that has work for it.
 """
 
 
 class FetchBudget:
-    """Slots and prefetch, and the reservation of each fetcher.
+    """Concurrency and prefetch, and the reservation of each fetcher.
 
     Args:
-        slots: Maximum number of concurrent handlers.
-        prefetch: Maximum number of messages held beyond the slots.
+        concurrency: Maximum number of messages handled concurrently.
+        prefetch: Maximum number of messages held beyond that.
         fetchers: Number of fetchers.
     """
 
-    def __init__(self, slots: int, prefetch: int, fetchers: int) -> None:
-        self.slots = slots
+    def __init__(self, concurrency: int, prefetch: int, fetchers: int) -> None:
+        self.concurrency = concurrency
         self.prefetch = prefetch
         self._fetchers = fetchers
         self._empty_turns = 0
@@ -27,12 +27,12 @@ class FetchBudget:
 
     @property
     def is_oversubscribed(self) -> bool:
-        """True if slots plus prefetch are fewer than fetchers: blocking reads must alternate."""
-        return self.slots + self.prefetch < self._fetchers
+        """True if concurrency plus prefetch is less than the number of fetchers: blocking reads must alternate."""
+        return self.concurrency + self.prefetch < self._fetchers
 
     @property
     def may_block(self) -> bool:
-        """False if a blocking read would withhold the only slot from a fetcher that may have work for it."""
+        """False if a blocking read would withhold the only worker from a fetcher that may have work for it."""
         return not self.is_oversubscribed or self._empty_turns >= self._fetchers
 
     def record(self, found: int) -> None:
@@ -44,11 +44,11 @@ class FetchBudget:
 
         Args:
             fetcher: The caller.
-            in_flight: Messages that are running or waiting for a slot.
+            in_flight: Messages that are running or waiting for a worker.
             prefetch_now: The part of the prefetch that is currently worth filling.
         """
         under_way = _others(self._reading, fetcher)
-        free = min(self.slots + prefetch_now - in_flight - under_way, self._free(fetcher, in_flight))
+        free = min(self.concurrency + prefetch_now - in_flight - under_way, self._free(fetcher, in_flight))
         others = [other for other in self._wanting if other is not fetcher]
         ahead = others if fetcher not in self._wanting else others[: list(self._wanting).index(fetcher)]
         share = free // (len(others) + 1) or int(free > len(ahead))
@@ -82,7 +82,7 @@ class FetchBudget:
 
     def _free(self, fetcher: object, in_flight: int) -> int:
         aside = _others(self._reading, fetcher) + _others(self._waiting, fetcher)
-        return self.slots + self.prefetch - in_flight - aside
+        return self.concurrency + self.prefetch - in_flight - aside
 
 
 def _others(by_fetcher: dict[object, int], fetcher: object) -> int:

@@ -32,8 +32,8 @@ _LONGEST_CLAIM_S = 10.0
 """Longest average time between two scans of a stream for stale entries."""
 
 
-class Phase(Enum):
-    """The phase of the loop. While it is BUSY, the next read also sends due acknowledgements."""
+class FetcherState(Enum):
+    """The state of the loop. While it is BUSY, the next read also sends due acknowledgements."""
 
     BUSY = "busy"  # between two reads, or in a non-blocking read
     WAITING = "waiting for capacity"
@@ -83,7 +83,7 @@ class Fetcher:
         self._name = parts.name
         self._scheduler = StreamScheduler(streams, settings.priorities)
         self._claims = ClaimSchedule(streams, min(settings.claim_idle_s / 4, _LONGEST_CLAIM_S))
-        self._phase = Phase.DISCONNECTED
+        self._state = FetcherState.DISCONNECTED
         self._stopping = asyncio.Event()
         self._waiter: asyncio.Future[None] | None = None
         self._found_last = self._read_to_end = False
@@ -102,7 +102,7 @@ class Fetcher:
     @property
     def is_blocked(self) -> bool:
         """True during a blocking read."""
-        return self._phase is Phase.BLOCKED
+        return self._state is FetcherState.BLOCKED
 
     @property
     def is_unanswered(self) -> bool:
@@ -111,7 +111,7 @@ class Fetcher:
 
     def progress(self, last_end: float) -> float:
         """Return the time of the last progress. While waiting for capacity, a handler that ends is progress."""
-        waits_for_server = self._phase in {Phase.BUSY, Phase.BLOCKED}
+        waits_for_server = self._state in {FetcherState.BUSY, FetcherState.BLOCKED}
         return self.last_progress if waits_for_server else max(self.last_progress, last_end)
 
     @property
@@ -138,7 +138,7 @@ class Fetcher:
         """Check again whether there is capacity."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-            if self._phase is Phase.WAITING:
+            if self._state is FetcherState.WAITING:
                 self._acknowledger.expect_reader()  # reverted if there is still no capacity
 
     async def run(self) -> None:
@@ -151,14 +151,14 @@ class Fetcher:
         try:
             await self._fetch_until_stopped()
         finally:
-            self._enter(Phase.DISCONNECTED)
+            self._enter(FetcherState.DISCONNECTED)
             self._budget.leave(self)
         if self._failure is not None:
             raise self._failure
 
-    def _enter(self, phase: Phase) -> None:
-        self._phase = phase
-        if phase is Phase.BUSY:
+    def _enter(self, state: FetcherState) -> None:
+        self._state = state
+        if state is FetcherState.BUSY:
             self._acknowledger.expect_reader()
         else:
             self._acknowledger.expect_no_reader()
@@ -174,7 +174,7 @@ class Fetcher:
             if not self._streams:
                 await self._wait_while_all_paused()
                 continue
-            self._enter(Phase.BUSY)
+            self._enter(FetcherState.BUSY)
             try:
                 own.sort(key=lambda left: left[0] in self._paused)
                 if self._undelivered:
@@ -201,7 +201,7 @@ class Fetcher:
         self._capacity.notify()
 
     def _capacity_now(self) -> int:
-        prefetch = prefetch_now(self._pace.average_s, self._budget.slots, self._budget.prefetch)
+        prefetch = prefetch_now(self._pace.average_s, self._budget.concurrency, self._budget.prefetch)
         if self._pool.waiting > prefetch // 2:  # a full read later is cheaper than a small read now
             self._pool.notify_below(prefetch // 2)
             return 0
@@ -217,7 +217,7 @@ class Fetcher:
     async def _wait_while_all_paused(self) -> None:
         """Wait while every stream is paused."""
         self._return_budget()
-        self._enter(Phase.DISCONNECTED)  # no read follows that would send acknowledgements
+        self._enter(FetcherState.DISCONNECTED)  # no read follows that would send acknowledgements
         self._waiter = asyncio.get_running_loop().create_future()
         await asyncio.wait({self._waiter}, timeout=self._settings.slice_ms / 1000)
         self.last_progress = time.monotonic()
@@ -229,7 +229,7 @@ class Fetcher:
             if capacity > 0:
                 self._budget.reserve(self, capacity, waiting=False)
                 return capacity
-            self._enter(Phase.WAITING)
+            self._enter(FetcherState.WAITING)
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
             flushing = loop.call_later(_FLUSH_S, self._flush_now)  # handlers may run for hours
@@ -248,10 +248,10 @@ class Fetcher:
         if wait_ms:
             most = sum(len(request.streams) * request.each for request in requests)
             self._budget.reserve(self, most, waiting=True)
-            self._enter(Phase.BLOCKED)
+            self._enter(FetcherState.BLOCKED)
         self._sent_at, self._claiming = time.monotonic(), False
         messages, found = await self._reader.read(requests, wait_ms=wait_ms, acks=acks)
-        self._enter(Phase.BUSY)
+        self._enter(FetcherState.BUSY)
         self._reconnect.succeeded()  # not after every reply: a read-only server still replies to queries
         for stream, number in found.items():
             self._stats[stream].read += number
@@ -362,7 +362,7 @@ class Fetcher:
         Raises:
             QueueError: Too many consecutive attempts failed.
         """
-        self._enter(Phase.DISCONNECTED)
+        self._enter(FetcherState.DISCONNECTED)
         self._return_budget()
         self._lost_reply = error.in_doubt or self.is_unanswered
         self._undelivered = list(self._all_streams)

@@ -17,14 +17,14 @@ class Health:
         progress_age_s: Seconds since the server last replied to a read, or, while there is no capacity to read, since a
             message was finished. On a cluster: the maximum over all readers.
         active: Handlers running.
-        in_flight: Messages held: running, waiting for a slot, or not yet acknowledged.
+        in_flight: Messages held: running, waiting for a worker, or not yet acknowledged.
         unacknowledged: Finished messages without a confirmed acknowledgement.
         lease_alive: The heartbeat thread runs and its last extension is recent enough.
         lag: Entries not yet delivered to the group, per stream, as of the last poll; None if unknown.
         streams: Counts since the start, per stream.
         reconnects: Reconnect attempts so far.
-        slots: Maximum number of concurrent handlers.
-        patience_s: Without progress for this long, an engine with free slots is not ready.
+        concurrency: Maximum number of concurrent handlers.
+        progress_timeout_s: Without progress for this long, an engine with free workers is not ready.
         paused: A server that the handler needs is unavailable, so nothing but a probe is fetched.
     """
 
@@ -38,13 +38,13 @@ class Health:
     lag: Mapping[str, int | None]
     streams: Mapping[str, StreamCounts]
     reconnects: int
-    slots: int
-    patience_s: float
+    concurrency: int
+    progress_timeout_s: float
     paused: bool = False
 
     @property
     def ready(self) -> bool:
-        """True if the engine is running, connected, not paused, extends leases, and reads or has no free slot."""
+        """True if the engine is running, connected, not paused, extends leases, and reads or has no free worker."""
         return not self.reason
 
     @property
@@ -57,7 +57,7 @@ class Health:
             "not connected to Redis": not self.connected,
             "leases are not extended": not self.lease_alive,
             f"no progress for {self.progress_age_s:.0f} s": (
-                self.progress_age_s > self.patience_s and self.active < self.slots
+                self.progress_age_s > self.progress_timeout_s and self.active < self.concurrency
             ),
         }
         return next((reason for reason, holds in reasons.items() if holds), "")
@@ -100,7 +100,7 @@ NOT_STARTED = Health(
     lag={},
     streams={},
     reconnects=0,
-    slots=0,
-    patience_s=0.0,
+    concurrency=0,
+    progress_timeout_s=0.0,
 )
 NOTHING_DONE = StopReport(succeeded=0, failed=0, released=0, unreleased=0, abandoned=(), unacknowledged=())

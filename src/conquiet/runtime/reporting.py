@@ -62,7 +62,7 @@ class WorkerReporter:
             "conquiet": __version__,
             "started_ms": self._started_ms,
             "at_ms": int(time.time() * 1000),
-            "slots": self._concurrency,
+            "concurrency": self._concurrency,
         }
         with contextlib.suppress(RuntimeError):  # the event loop changed a dict while this thread read it
             health = self._health()

@@ -25,8 +25,8 @@ class RuntimeSettings:
             stop requests and stale entries.
         claim_idle_ms: Idle time after which another consumer may claim an entry, a day at most. The engine extends its
             leases every third of this time.
-        prefetch: Maximum number of messages held beyond the free slots. Only messages that will start within 50 ms, by
-            the average handling time, are prefetched: slow handlers prefetch nothing.
+        prefetch: Maximum number of messages held beyond the free workers. Only messages that will start within 50 ms,
+            by the average handling time, are prefetched: slow handlers prefetch nothing.
         max_deliveries: A message delivered more often than this is not run again. None means no limit.
         max_lease_s: Longest time that the lease of a running handler is extended.
         grace_s: How long running handlers may continue after a stop.

@@ -74,7 +74,7 @@ class Shutdown:
         self._aborted = asyncio.Event()
 
     @property
-    def patience_s(self) -> float:
+    def end_timeout_s(self) -> float:
         """Timeout for parts that are ending."""
         return FORCED_STOP_TIMEOUT_S if self._forced.is_set() else _CANCELLED_S
 
@@ -97,13 +97,13 @@ class Shutdown:
         cancelled = self._pool.cancel_running()
         if cancelled:
             await _either(self._pool.wait_idle(), self._aborted, timeout_s=_CANCELLED_S)
-        stubborn = await self._pool.close(timeout_s=self.patience_s)
+        stubborn = await self._pool.close(timeout_s=self.end_timeout_s)
         for message in self._pool.running:
             # Its handler continues, but its lease is not extended any more: its result does not count as a success.
             if not message.has_ended:
                 message.lose()
         unacknowledged = await self._flush_and_close()
-        await self._heartbeat.stop(timeout_s=self.patience_s)
+        await self._heartbeat.stop(timeout_s=self.end_timeout_s)
         await self._topology.close()
         for stats in self._stats.values():
             stats.flush(0)  # nothing is in flight here any more

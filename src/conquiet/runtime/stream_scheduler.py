@@ -6,7 +6,7 @@ the capacity. So streams that filled their share last time ("hot") are read by a
 the capacity, and the others for the rest, in the same write.
 
 While a stream of a higher level is hot, all streams of lower levels together get a quarter of the read entries. A
-worker with one free slot cannot divide that slot, so the quarter is a balance across reads: every entry read adds a
+engine with one free worker cannot divide it, so the quarter is a balance across reads: every entry read adds a
 quarter, every entry from a lower stream costs one. The ratio is the same at concurrency 1 and at 50.
 
 See docs/decisions/0013.
@@ -74,7 +74,7 @@ class StreamScheduler:
         if not others:
             return [_share(_few(hot, capacity), capacity)]
         if capacity == 1:
-            # One slot: alternate between a full stream and one of the others.
+            # One worker: alternate between a full stream and one of the others.
             self._others_turn = not self._others_turn
             return [ReadRequest(((others if self._others_turn else hot)[0],), 1)]
         rest = _share(others, max(1, capacity // 4))
@@ -165,7 +165,7 @@ def _share(streams: Sequence[str], capacity: int) -> ReadRequest:
 
 
 def prefetch_now(average_s: float, concurrency: int, limit: int, *, horizon_s: float = 0.05) -> int:
-    """Return how many messages to hold beyond the free slots: as many as start within the horizon.
+    """Return how many messages to hold beyond the free workers: as many as start within the horizon.
 
     An idle host cannot read a message that is held here. With handlers of a second nothing is prefetched; with handlers
     of microseconds the prefetch saves a round trip for each.

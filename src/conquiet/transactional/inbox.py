@@ -326,8 +326,8 @@ class Inbox:
         # An error would stop every worker of a deployment until an operator has changed the tables.
         self._without_digest[engine] = True
         logger.warning(
-            "inbox table is of an earlier version, without the column digest: a message whose entry id comes a second "
-            "time is taken for a duplicate; run 'conquiet db migrate' or the statement, and restart",
+            "inbox table is of an earlier version, without the column digest: a message with a repeated entry id "
+            "counts as a duplicate; run 'conquiet db migrate' or the statement, and restart",
             table=self.table,
             statement=dialect.add_column(self.table, "digest"),
         )

@@ -52,7 +52,7 @@ def key_of(msg: Any, key: KeyFunction | None = None) -> InboxKey:
             _part(msg, "stream", "source"), _part(msg, "group"), _part(msg, "id") if chosen is None else chosen
         )
     if not chosen.id or not chosen.source:
-        raise MessageKeyError("the inbox key of a message is empty: two messages without a key would be taken for one")
+        raise MessageKeyError("the inbox key of a message is empty: two messages without a key would count as one")
     for position, value in enumerate(chosen):
         # ASCII and short is nearly every part of a key; this is called for each message.
         if type(value) is not str or not value.isascii() or len(value) > MAX_PART_BYTES:

@@ -16,16 +16,16 @@ class PurgePace:
     Args:
         least: The share to begin with.
         most: The share to end with; ``least`` if that is more.
-        patience_s: Time after which a pass that has not ended speeds up.
+        hurry_after_s: Time after which a pass that has not ended speeds up.
 
     Attributes:
         share: The share now.
     """
 
-    def __init__(self, least: float, most: float, *, patience_s: float) -> None:
+    def __init__(self, least: float, most: float, *, hurry_after_s: float) -> None:
         self._least = least
         self._most = max(least, most)
-        self._patience_s = patience_s
+        self._hurry_after_s = hurry_after_s
         self._since = 0.0
         self.share = least
 
@@ -35,7 +35,7 @@ class PurgePace:
 
     def pause_s(self, now: float, took_s: float) -> float:
         """Return how long to wait after a full batch that took ``took_s``."""
-        if now - self._since >= self._patience_s:
+        if now - self._since >= self._hurry_after_s:
             self._since = now
             self.share = min(self.share * 2, self._most)
         return min(took_s * (1 / self.share - 1), LONGEST_PAUSE_S)

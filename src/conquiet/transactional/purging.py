@@ -138,7 +138,7 @@ class Purger:
         self._outbox = outbox
         self._retention = DatabaseRetention() if retention is None else retention
         keep = self._retention
-        self._pace = PurgePace(keep.share, keep.max_share, patience_s=keep.interval_s * _BUSY_FACTOR)
+        self._pace = PurgePace(keep.share, keep.max_share, hurry_after_s=keep.interval_s * _BUSY_FACTOR)
         self._is_idle = is_idle
         self._lifecycle = Lifecycle("this Purger")
         self._thread: threading.Thread | None = None

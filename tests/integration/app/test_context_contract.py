@@ -26,7 +26,6 @@ CALLS: Mapping[str, Callable[[Any], Any]] = {
     "emit": lambda ctx: ctx.emit("other"),
     "emit_many": lambda ctx: ctx.emit_many([NewMessage("other"), NewMessage("other")]),
     "log": lambda ctx: ctx.log("a line", page=2),
-    "of": lambda _ctx: None,  # the constructor of a SyncJobContext
     "progress": lambda ctx: ctx.progress(0.4, "page 2 of 5"),
     "raise_if_cancelled": lambda ctx: ctx.raise_if_cancelled(),
 }

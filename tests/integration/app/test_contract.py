@@ -238,7 +238,7 @@ async def test_a_delayed_message_does_not_come_before_its_time(place: Place) -> 
         await emit("later", {"name": "outbox"}, delay_s=1.5)
 
     async with place.running(app) as running:
-        began = app.assembly.clock.time()  # a TestApp's own: it stands still meanwhile
+        began = app.assembly.clock.time()  # a TestApp's clock does not move meanwhile
         await app.emit("later", {"name": "at"}, at=datetime.fromtimestamp(began + 1, UTC))
         await app.emit("later", {"name": "delay"}, delay_s=0.5)
         await app.emit("start")

@@ -52,7 +52,7 @@ async def test_a_database_that_takes_connections_and_never_answers_is_noticed(
     await running
 
     assert reason.startswith(f"the server 127.0.0.1:{proxy.port}/")
-    assert reason.endswith(" has not answered for 0.5 s")
+    assert reason.endswith(" has not replied for 0.5 s")
 
 
 def test_a_file_needs_no_probe() -> None:

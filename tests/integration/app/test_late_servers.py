@@ -62,7 +62,7 @@ async def test_a_server_that_answers_and_refuses_is_not_waited_for(postgres_url:
         engine = create_engine(make_url(given).set(username="stranger", password="wrong"))
 
         assert await check_database(engine).run() is None
-        with pytest.raises(DbWriteError, match="looking for the app's tables failed"):
+        with pytest.raises(DbWriteError, match="checking the app's tables failed"):
             await check_database(engine, lambda _connection: None).run()
         engine.dispose()
 

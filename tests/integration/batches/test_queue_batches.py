@@ -99,7 +99,7 @@ def test_a_message_claimed_by_another_consumer_is_taken_out_before_commit(
 def test_a_failure_behind_a_message_that_was_claimed_elsewhere_is_raised(
     consumer: QueueConsumer, make_database: MakeDatabase, redis_url: str, error: type[Exception]
 ) -> None:
-    """Removing the first is not a failure. The error of the second is the handler's, for every class."""
+    """Removing the first is not a failure. The error of the second was raised by the handler, with any class."""
     database = make_database("sqlite")
     ids = consumer.queue.enqueue_many([{"n": "0"}, {"n": "1"}, {"n": "2"}])
     raised = error("no")

@@ -324,7 +324,7 @@ async def test_a_redis_that_goes_away_is_shown_and_comes_back(
     await expect(page.locator("tbody")).to_contain_text("orders")
 
     server.kill()
-    await expect(page.locator("#live")).to_contain_text("Redis is away")
+    await expect(page.locator("#live")).to_contain_text("Redis is unavailable")
     server.restart()
     with redis_py.Redis.from_url(server.url) as client:
         await wait_until_async(lambda: bool(client.ping()))

@@ -42,7 +42,9 @@ def test_a_replica_that_cannot_be_reached_is_a_note_and_no_fault(server: RedisAd
     assert [one.severity for one in check_clocks(clocks, 1.0)] == [Severity.NOTE]
 
 
-@pytest.mark.parametrize(("shift_s", "words"), [(5.0, "5.0 s behind that of this host"), (-5.0, "5.0 s ahead of that")])
+@pytest.mark.parametrize(
+    ("shift_s", "words"), [(5.0, "5.0 s behind the clock of this host"), (-5.0, "5.0 s ahead of the clock")]
+)
 def test_a_host_with_another_time_is_found(
     server: RedisAdmin, monkeypatch: pytest.MonkeyPatch, shift_s: float, words: str
 ) -> None:

@@ -16,7 +16,7 @@ from conquiet.management import (
     remove_consumer,
     trim,
 )
-from conquiet.management.dead_letter_pages import list_newest, sample_groups, show_dead_letter
+from conquiet.management.dead_letter_pages import list_newest, sample_causes, show_dead_letter
 from conquiet.management.fleet import StreamDirectory, read_fleet
 from conquiet.management.pauses import pause_stream, resume_stream
 from conquiet.processor import PartitionedEmitter, PartitionedStream
@@ -136,7 +136,7 @@ async def test_dead_letters_come_page_by_page_from_all_partitions(redis_url: str
 
         assert sorted(one.record.id for one in found) == sorted(f"{name}-{n}" for name in fill for n in range(2))
         assert [one.died_ms for one in found] == sorted(one.died_ms for one in found)
-        assert [(group.event, group.count) for group in await dead.groups()] == [("pay", 6)]
+        assert [(cause.event, cause.count) for cause in await dead.causes()] == [("pay", 6)]
         assert await dead.count() == 6
 
 
@@ -148,7 +148,7 @@ def test_the_pages_of_dead_letters_are_of_all_partitions(server: RedisAdmin, str
     assert [one.died_ms for one in page.items] == sorted((one.died_ms for one in page.items), reverse=True)
     assert len({one.record.id for one in (*page.items, *rest.items)}) == 6
     assert show_dead_letter(server, stream.encode(), page.items[0].id) is not None
-    assert sample_groups(server, stream.encode()).groups[0].count == 6
+    assert sample_causes(server, stream.encode()).causes[0].count == 6
 
 
 def test_the_fleet_has_one_stream(server: RedisAdmin, stream: str, key_prefix: str, fill: list[str]) -> None:

@@ -185,7 +185,7 @@ async def test_a_pool_that_is_too_small(
         line = await shown(lines, "consumption paused")
 
     assert "pool_size=2" in before
-    assert "The pool lends at most 1 at once" in line
+    assert "The pool lends at most 1 " in line
 
 
 async def test_a_group_that_was_deleted(client: redis.Redis, key_prefix: str, lines: Callable[[], list[str]]) -> None:

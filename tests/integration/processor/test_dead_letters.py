@@ -227,13 +227,13 @@ async def test_pages_go_through_all_of_them(make_processor: Callable[..., Proces
 async def test_groups_say_what_they_died_of(make_processor: Callable[..., Processor], place: Place) -> None:
     letters = await _dead(make_processor, place, 5)
 
-    groups = await letters.groups()
+    causes = await letters.causes()
 
-    assert [(group.event, group.error_type, group.count) for group in groups] == [
+    assert [(cause.event, cause.error_type, cause.count) for cause in causes] == [
         ("odd", "ValueError", 2),
         ("even", "KeyError", 3),
     ][::-1]
-    assert await letters.show(groups[0].example_id) is not None
+    assert await letters.show(causes[0].example_id) is not None
 
 
 async def test_a_replayed_message_gets_all_its_attempts_again(

@@ -13,7 +13,7 @@ import redis.asyncio
 from tests.redis_clients import RawAsyncRedis
 
 from conquiet.errors import ConfigurationError
-from conquiet.processor import DeadFilter, KeyLine, KeyOrder, NewMessage, Processor, Reject, RetryPolicy, SyncEmitter
+from conquiet.processor import DeadFilter, KeyOrder, KeyQueue, NewMessage, Processor, Reject, RetryPolicy, SyncEmitter
 from conquiet.processor.keys import Keys
 from conquiet.runtime.settings import RuntimeSettings
 from conquiet.testing import wait_until_async
@@ -479,7 +479,7 @@ async def test_a_key_whose_entry_was_deleted_is_found_and_released(
     assert await order.stuck() == []
     report = await order.report()
     assert (report.holders, report.waiting, report.group) == (1, 1, "processor")
-    assert report.longest == (KeyLine("retrying", 1),)
+    assert report.longest == (KeyQueue("retrying", 1),)
 
 
 async def test_a_second_group_gets_every_message_and_leaves_the_order_alone(

@@ -231,7 +231,7 @@ async def test_operators_see_one_stream(make: Make, view: PartitionedStream) -> 
 
     backlog = await view.backlog()
     assert (backlog.partitions, len(backlog.by_partition)) == (6, 6)
-    assert [(group.event, group.count) for group in await view.dead_groups()] == [("refuse", 12)]
+    assert [(cause.event, cause.count) for cause in await view.dead_causes()] == [("refuse", 12)]
     assert len(await view.dead_letters(limit=10)) == 10
     assert await view.discard(DeadFilter()) == 12
 

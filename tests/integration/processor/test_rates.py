@@ -71,7 +71,7 @@ async def test_of_an_entry_that_is_in_other_hands_no_turn_is_booked(client: RawA
 
     async def turn_of(consumer: str) -> Any:
         args = ("processor", consumer, entry, '{"v":1}', HOUR_US, 1)
-        return await script("turn").call(own, names, args, stream=keys.stream)
+        return await script("reserve_rate").call(own, names, args, stream=keys.stream)
 
     assert await turn_of("quick") == 0  # now; the next one is an hour away
     assert await turn_of("slow") == -1
@@ -94,7 +94,9 @@ async def test_a_quiet_time_gives_no_more_than_the_burst(client: RawAsyncRedis, 
     names = (keys.stream, keys.delayed, keys.wake, keys.rate("call"), keys.cancel)
 
     waits_ms = [
-        await script("turn").call(own, names, ("processor", "quick", entry, '{"v":1}', HOUR_US, 2), stream=keys.stream)
+        await script("reserve_rate").call(
+            own, names, ("processor", "quick", entry, '{"v":1}', HOUR_US, 2), stream=keys.stream
+        )
         for entry in entries
     ]
     await own.aclose()

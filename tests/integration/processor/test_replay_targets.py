@@ -74,7 +74,7 @@ async def test_dead_letters_with_ids_ahead_of_the_clock_are_listed(
     await client.xadd(keys.dead, {"data": "x"}, id=f"{ahead}-0")
     letters = await _dead(make_processor, place, 2)
 
-    assert sum(group.count for group in await letters.groups()) == 3
+    assert sum(cause.count for cause in await letters.causes()) == 3
     assert await letters.replay(DeadFilter()) == ReplayReport(matched=3, replayed=2, unreplayable=1)
     assert await letters.discard(DeadFilter()) == 1
 

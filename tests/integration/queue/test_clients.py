@@ -241,7 +241,7 @@ class Watched:
     sentinel: Sentinel
 
     def is_replicated(self) -> bool:
-        # Not WAIT: it covers only the writes of its own connection.
+        # Not WAIT: it covers only the writes of the same connection.
         sent, got = offset(self.master, b"master_repl_offset"), offset(self.replica, b"slave_repl_offset")
         return sent == got
 

@@ -62,7 +62,7 @@ async def test_a_running_worker_is_described_from_its_start(
         assert found.name == engine.consumer_id
         assert found.state is ConsumerState.LIVE
         assert found.facts is not None
-        assert (found.facts.version, found.facts.slots) == ("shop 7", 3)
+        assert (found.facts.version, found.facts.concurrency) == ("shop 7", 3)
         assert raw.zrange(deploys_key(stream), 0, -1) == [b"shop 7"]
 
         raw.delete(liveness_key(stream, GROUP, engine.consumer_id))

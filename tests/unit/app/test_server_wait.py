@@ -39,7 +39,7 @@ async def test_a_late_server_is_waited_for_and_named_once(caplog: pytest.LogCapt
     assert server.checked == 4
     first, second = [record.getMessage() for record in caplog.records]
     assert first == "Redis at h:1 cannot be reached (ConnectionRefusedError); waiting up to 60 s for it"
-    assert second.startswith("Redis at h:1 answers after ")
+    assert second.startswith("Redis at h:1 is available after ")
 
 
 async def test_a_server_that_never_comes_is_an_error_that_names_it() -> None:

@@ -29,7 +29,7 @@ def test_all_commands_are_there() -> None:
     assert set(COMMANDS) == {
         "dashboard",
         "db init", "db migrate", "db purge", "db status",
-        "dead-letters discard", "dead-letters groups", "dead-letters list",
+        "dead-letters causes", "dead-letters discard", "dead-letters list",
         "dead-letters replay", "dead-letters show", "demo", "dev", "doctor", "emit", "enqueue", "inspect", "new",
         "jobs bulk", "jobs cancel", "jobs edit", "jobs list", "jobs reschedule", "jobs reset", "jobs retry",
         "jobs run-now", "jobs show", "keys",

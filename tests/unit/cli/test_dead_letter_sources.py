@@ -12,7 +12,7 @@ from conquiet.cli.errors import CommandError
 )
 def test_neither_a_filter_nor_all_and_both_together_are_refused(selection: Selection, *, everything: bool) -> None:
     """With both, an operator who means a few would discard or replay all of them."""
-    with pytest.raises(CommandError, match="say which dead letters are meant"):
+    with pytest.raises(CommandError, match="choose the dead letters"):
         selection.require_choice(everything=everything)
 
 

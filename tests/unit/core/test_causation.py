@@ -30,7 +30,7 @@ def test_outside_a_handler_headers_stay_as_they_are() -> None:
 
 def test_a_handlers_emits_carry_its_cause_and_are_recorded() -> None:
     def handle() -> causation.Handling:
-        handling = causation.Handling("orders", "m-1")
+        handling = causation.Handling("orders", "m-1", None, None)
         causation.enter(handling)
         headers = causation.carried({"a": "b"}, "emails", "m-2")
         assert headers is not None
@@ -48,11 +48,11 @@ def test_a_handlers_emits_carry_its_cause_and_are_recorded() -> None:
 def test_a_cause_that_the_caller_names_is_kept() -> None:
     given = {CAUSED_BY: '["other","m-0"]'}
 
-    assert read_cause(emitted_by(causation.Handling("orders", "m-1"), given)) == MessageRef("other", "m-0")
+    assert read_cause(emitted_by(causation.Handling("orders", "m-1", None, None), given)) == MessageRef("other", "m-0")
 
 
 def test_only_the_first_messages_of_a_handler_are_noted() -> None:
-    handling = causation.Handling("orders", "m-1")
+    handling = causation.Handling("orders", "m-1", None, None)
     emitted_by(handling, None, "0", "1")
     for number in range(2, MOST_NOTED - 1):
         emitted_by(handling, None, str(number))
@@ -64,7 +64,7 @@ def test_only_the_first_messages_of_a_handler_are_noted() -> None:
 
 
 def test_a_name_too_long_for_a_header_is_left_out() -> None:
-    assert emitted_by(causation.Handling("s" * 2_000, "m-1"), None) == {}
+    assert emitted_by(causation.Handling("s" * 2_000, "m-1", None, None), None) == {}
 
 
 @pytest.mark.parametrize("raw", ["", "no json", "{}", "[1,2]", '["a"]', '["a","b","c"]', '["' + "x" * 1_000 + '","b"]'])

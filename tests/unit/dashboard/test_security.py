@@ -211,7 +211,7 @@ async def test_a_server_that_is_away_is_shown_as_away(make: Make, client_of: Cli
     for path in ("/", "/workers", "/dead", "/schedules", "/runs", "/audit", "/rabbit", "/stream?stream=x"):
         answer = await client.get(path)
         assert answer.status_code == 200
-        assert "is away" in answer.text
+        assert "is unavailable" in answer.text
         assert "127.0.0.1:1" in answer.text
 
 

@@ -174,7 +174,7 @@ def test_a_worker_has_the_dropped_span_of_each_message(context: str, is_followed
         make_current()
         seen = set()
         for number in range(3):
-            first, again = contextvars.copy_context().run(handler, Sent("orders", str(number)))
+            first, again = contextvars.copy_context().run(handler, Sent("orders", str(number), None, None))
             assert first == again
             assert not first.trace_flags.sampled
             assert (f"{first.trace_id:032x}" == TRACE) == is_followed
@@ -183,7 +183,9 @@ def test_a_worker_has_the_dropped_span_of_each_message(context: str, is_followed
         assert len(seen) == 3
         assert not trace.get_current_span().get_span_context().is_valid, "no message is handled here"
         uninstrument()
-        assert not contextvars.copy_context().run(handler, Sent("orders", "1"))[0].is_valid, "tracing is off"
+        assert not contextvars.copy_context().run(handler, Sent("orders", "1", None, None))[0].is_valid, (
+            "tracing is off"
+        )
 
     contextvars.copy_context().run(worker)
 

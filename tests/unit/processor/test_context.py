@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conquiet.errors import LifecycleError
-from conquiet.processor.context import JobContext, SyncJobContext
+from conquiet.processor.context import SyncJobContext, in_thread, job_context
 from conquiet.processor.envelope import Envelope
 from conquiet.runtime.context import MessageContext
 from conquiet.runtime.message import RuntimeMessage
@@ -30,8 +30,8 @@ class Emitter:
 
 def context_of(loop: asyncio.AbstractEventLoop, emitter: Emitter) -> SyncJobContext:
     delivery = MessageContext(RuntimeMessage("orders", "1-0", {}), None)  # type: ignore[arg-type]
-    context = JobContext(Envelope("pay", "m"), delivery, emitter, 1)  # type: ignore[arg-type]
-    return SyncJobContext.of(context, loop)
+    context = job_context(Envelope("pay", "m"), delivery, emitter, 1)  # type: ignore[arg-type]
+    return in_thread(context, loop)
 
 
 def test_a_call_that_the_loop_leaves_behind_ends(monkeypatch: pytest.MonkeyPatch) -> None:

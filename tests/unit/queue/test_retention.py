@@ -51,7 +51,7 @@ def test_a_long_stream_at_the_start_is_reported_only_when_it_grows() -> None:
 
 
 def test_a_group_that_stands_still_is_reported_once_for_each_place() -> None:
-    watch = HeldBackWatch(patience_s=600)
+    watch = HeldBackWatch(warn_after_s=600)
 
     seen = [
         watch.observe(needed, WARN_FROM, now)
@@ -59,4 +59,4 @@ def test_a_group_that_stands_still_is_reported_once_for_each_place() -> None:
     ]
 
     assert seen == [False, False, True, False, False, True]
-    assert not HeldBackWatch(patience_s=0).observe("1-0", WARN_FROM - 1, 5)
+    assert not HeldBackWatch(warn_after_s=0).observe("1-0", WARN_FROM - 1, 5)

@@ -4,7 +4,7 @@ import pytest
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
 
 from conquiet.redis_transport.commands import pack, split_packed
-from conquiet.redis_transport.routing import Detour, Redirect, group_by_slot, key_of
+from conquiet.redis_transport.routing import Detour, Redirect, key_of, split_by_slot
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_nodes_that_refer_to_each_other_are_asked_with_pauses() -> None:
 def test_keys_are_grouped_by_slot_in_a_cluster_only() -> None:
     keys = ["orders", "{orders}:dead", "other"]
 
-    assert group_by_slot(keys, in_cluster=False) == [keys]
-    assert group_by_slot(keys, in_cluster=True) == [["orders", "{orders}:dead"], ["other"]]
+    assert split_by_slot(keys, in_cluster=False) == [keys]
+    assert split_by_slot(keys, in_cluster=True) == [["orders", "{orders}:dead"], ["other"]]
 
 
 def test_packed_commands_are_split_where_they_were_joined() -> None:

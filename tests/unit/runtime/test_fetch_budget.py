@@ -67,14 +67,14 @@ def test_fetchers_block_in_turn_only_after_an_empty_round() -> None:
 
 
 @given(
-    slots=st.integers(1, 20),
+    concurrency=st.integers(1, 20),
     prefetch=st.integers(0, 20),
     steps=st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["read", "wait", "come", "finish"])), max_size=80),
 )
-def test_never_more_is_in_flight_or_reserved_than_slots_and_prefetch(
-    slots: int, prefetch: int, steps: list[tuple[int, str]]
+def test_never_more_is_in_flight_or_reserved_than_concurrency_and_prefetch(
+    concurrency: int, prefetch: int, steps: list[tuple[int, str]]
 ) -> None:
-    budget = FetchBudget(slots, prefetch, 5)
+    budget = FetchBudget(concurrency, prefetch, 5)
     in_flight = 0
     on_the_way: dict[int, int] = {}
     for fetcher, step in steps:
@@ -92,4 +92,4 @@ def test_never_more_is_in_flight_or_reserved_than_slots_and_prefetch(
             if share > 0:
                 budget.reserve(fetcher, share, waiting=step == "wait")
                 on_the_way[fetcher] = share
-        assert in_flight + sum(on_the_way.values()) <= slots + prefetch
+        assert in_flight + sum(on_the_way.values()) <= concurrency + prefetch

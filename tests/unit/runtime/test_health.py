@@ -19,7 +19,7 @@ from conquiet.runtime.health import Health
 def test_ready_means_really_consuming(changed: dict[str, Any], ready: bool) -> None:  # noqa: FBT001
     facts: dict[str, Any] = {
         "status": Status.RUNNING, "connected": True, "progress_age_s": 0.1, "active": 1, "in_flight": 1,
-        "unacknowledged": 0, "lease_alive": True, "lag": {}, "streams": {}, "reconnects": 0, "slots": 4,
-        "patience_s": 4.0,
+        "unacknowledged": 0, "lease_alive": True, "lag": {}, "streams": {}, "reconnects": 0, "concurrency": 4,
+        "progress_timeout_s": 4.0,
     }  # fmt: skip
     assert Health(**(facts | changed)).ready is ready

@@ -33,11 +33,15 @@ def test_the_search_finds_the_words_and_leaves_legitimate_uses(text: str, found:
     assert sorted(plain_words.hits_in(text)) == sorted(found)
 
 
+PHRASES_IN_TESTS = 115
+"""Mannered phrases of all kinds in the prose of tests, scripts, benchmarks and examples. It is never raised."""
+
+
 @pytest.fixture(scope="module")
 def phrases() -> dict[str, list[str]]:
     """Return the places of all phrases in the repository, by kind."""
     places: dict[str, list[str]] = {kind: [] for kind in plain_words.PHRASES}
-    for hit in plain_words.search_phrases()[0]:
+    for hit in plain_words.search_phrases(plain_words.prose())[0]:
         places[hit.word].append(f"{hit.path}:{hit.line}: {hit.text}")
     return places
 
@@ -45,6 +49,13 @@ def phrases() -> dict[str, list[str]]:
 @pytest.mark.parametrize("kind", plain_words.PHRASES)
 def test_mannered_phrases_do_not_grow(phrases: dict[str, list[str]], kind: str) -> None:
     assert len(phrases[kind]) <= plain_words.PHRASES[kind].limit, "\n".join(phrases[kind])
+
+
+def test_mannered_phrases_in_tests_and_scripts_do_not_grow() -> None:
+    hits, _ = plain_words.search_phrases(plain_words.prose_below("tests", "scripts", "benchmarks", "examples"))
+
+    kinds = Counter(hit.word for hit in hits)
+    assert len(hits) <= PHRASES_IN_TESTS, f"--phrases --show all --below tests prints them: {kinds.most_common()}"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ Name = Annotated[str, typer.Argument(help="The source stream; with --rabbit the 
 Rabbit = Annotated[bool, typer.Option("--rabbit", help="Use a RabbitMQ queue instead of a Redis stream.")]
 Event = Annotated[str, typer.Option(help="Only messages of this event.")]
 ErrorType = Annotated[
-    str, typer.Option("--error", help="Only messages with this error or reason, as printed by 'groups'.")
+    str, typer.Option("--error", help="Only messages with this error or reason, as printed by 'causes'.")
 ]
 Source = Annotated[str, typer.Option(help="With --rabbit: only messages dead-lettered from this queue.")]
 Group = Annotated[str, typer.Option(help="Only messages dead-lettered in this consumer group (Redis).")]
@@ -125,7 +125,7 @@ def show(
 
 @app.command()
 @handle_errors
-def groups(
+def causes(
     name: Name,
     rabbit: Rabbit = False,
     redis_url: RedisUrl = "",
@@ -139,14 +139,14 @@ def groups(
     Exit codes: 0 shown, 2 no server or no such queue.
 
     Examples:
-        conquiet dead-letters groups orders
+        conquiet dead-letters causes orders
     """
     place = _source(name, rabbit, redis_url, rabbit_url, rabbit_api, count_a_delivery)
-    rows = place.groups()
+    rows = place.causes()
     if as_json:
         print_json(rows)
     else:
-        print_rows(f"Dead letters of {name}", place.group_columns, rows, empty="there are no dead letters")
+        print_rows(f"Dead letters of {name}", place.cause_columns, rows, empty="there are no dead letters")
 
 
 @app.command()

@@ -84,7 +84,7 @@ def list_(
     columns = (*_COLUMNS, "data") if show_payload else _COLUMNS
     print_rows(f"Jobs of {stream}, {phase.value}", columns, rows, empty=f"no job is {phase.value} and matches")
     if page.cursor is not None:
-        typer.echo(f"conquiet: {page.scanned} looked at, there is more: --cursor '{page.cursor}'", err=True)
+        typer.echo(f"conquiet: {page.scanned} read, there is more: --cursor '{page.cursor}'", err=True)
 
 
 @app.command()
@@ -252,7 +252,7 @@ def edit(
     except ValueError:
         data = None
     if not isinstance(data, dict):
-        raise CommandError("what was saved is not a JSON object", fix="edit it again: nothing was changed")
+        raise CommandError("the saved text is not a JSON object", fix="edit it again: nothing was changed")
     report = with_jobs(redis_url, stream, "", lambda jobs: jobs.edit_and_retry(dead_id, data, group=to or None))
     _report(stream, report, as_json)
 
@@ -302,7 +302,7 @@ def _report(stream: str, report: "ChangeReport", as_json: bool, *, moved: str = 
 
 _WORDS = {
     "cancelled": "is cancelled",
-    "requested": "is to be cancelled",
+    "requested": "is running: its worker will cancel it",
     "finished": "had its effect and is not cancelled",
     "refused": "is left as it is",
 }
@@ -310,7 +310,7 @@ _WORDS = {
 
 def no_such_job(stream: str, job_id: str, *, complete: bool = True) -> CommandError:
     """Return the error for a job that was not found."""
-    far = "" if complete else " among the messages that were looked at"
+    far = "" if complete else " among the messages that were read"
     return CommandError(
         f"nothing is known of job {printable(job_id)} in stream {printable(stream)}{far}",
         fix=f"see its jobs with: conquiet jobs list {stream}, or conquiet inspect",

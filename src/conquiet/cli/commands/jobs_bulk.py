@@ -63,9 +63,9 @@ def bulk(
     where = make_filter(event, only, older_than, newer_than, error)
     if everything != where.is_empty:
         raise CommandError(
-            "say which jobs are meant", fix="give --event, --id, --older-than, --newer-than or --error, or --all alone"
+            "choose the jobs", fix="give --event, --id, --older-than, --newer-than or --error, or --all alone"
         )
-    with progress("looked at") as advance:
+    with progress("read") as advance:
         seen = 0
 
         def note(so_far: "BulkReport") -> None:
@@ -97,7 +97,7 @@ def bulk(
         return
     typer.echo(f"{report.changed} of {report.matched} jobs changed (run {report.name})")
     for count, what in (
-        (report.requested, "are running: their workers are asked"),
+        (report.requested, "are running: their workers will decide"),
         (report.gone, "had moved on meanwhile"),
         (report.refused, "were left as they are, or had their effect"),
     ):
@@ -124,8 +124,8 @@ def reset(
     """
     if not dry_run and confirm != stream:
         raise CommandError(
-            f"a reset deletes the jobs of {stream} for good, and was not confirmed",
-            fix=f"look with --dry-run, then give --confirm {stream}",
+            f"a reset deletes the jobs of {stream} permanently, and was not confirmed",
+            fix=f"check with --dry-run, then give --confirm {stream}",
         )
     report: ResetReport = with_jobs(
         redis_url, stream, "", lambda jobs: jobs.reset(confirm=confirm or None, dry_run=dry_run)

@@ -56,6 +56,6 @@ def keys(
         if stuck and release_stuck:
             typer.echo(f"released: {', '.join(stuck)}")
         elif stuck:
-            typer.echo(f"stuck: {', '.join(stuck)}. Their messages were removed; --release-stuck lets them go on")
+            typer.echo(f"stuck: {', '.join(stuck)}. Their messages were removed; --release-stuck releases these keys")
     if stuck and not release_stuck:
         raise typer.Exit(1)

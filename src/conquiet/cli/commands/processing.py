@@ -115,7 +115,7 @@ def resume(
     Examples:
         conquiet resume mails
     """
-    _change(stream, event, redis_url, "resume", "goes on", "was not paused")
+    _change(stream, event, redis_url, "resume", "continues", "was not paused")
 
 
 def _change(stream: str, event: str, redis_url: str, verb: str, done: str, nothing: str) -> None:

@@ -80,7 +80,7 @@ def next_(
     if as_json:
         print_json(rows)
     else:
-        print_rows("Next runs", ["at", "name", "due"], rows, empty="nothing is to be run")
+        print_rows("Next runs", ["at", "name", "due"], rows, empty="no runs are due")
 
 
 @app.command()
@@ -102,7 +102,7 @@ def resume(name: Name, group: Group = "processor", redis_url: RedisUrl = "") -> 
     Exit codes: 0 resumed (or it was not paused), 2 no server or no such entry.
     """
     changed = _with(redis_url, group, lambda schedules: schedules.resume(name))
-    typer.echo(f"{name} {'goes on' if changed else 'was not paused'}")
+    typer.echo(f"{name} {'continues' if changed else 'was not paused'}")
 
 
 @app.command()

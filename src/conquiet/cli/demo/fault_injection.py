@@ -144,4 +144,4 @@ def revive(workers: WorkerProcesses) -> Iterator[str]:
     ended: list[WorkerProcess] = workers.ended()
     for process in ended:
         workers.restart(process)
-        yield f"{process.settings.name} ended by itself and was restarted"
+        yield f"{process.settings.name} ended unexpectedly and was restarted"

@@ -45,7 +45,7 @@ _MEASURE_S = 0.5
 
 
 @dataclass(slots=True)
-class Slot:
+class SupervisedProcess:
     """One process and its successors."""
 
     row: int
@@ -65,7 +65,9 @@ class ProcessSupervisor:
 
     def __init__(self, settings: SupervisorSettings) -> None:
         self._settings = settings
-        self._slots = [Slot(row, policy=RestartPolicy(settings.wait_s)) for row in range(settings.processes)]
+        self._workers = [
+            SupervisedProcess(row, policy=RestartPolicy(settings.wait_s)) for row in range(settings.processes)
+        ]
         self._folder = Path(tempfile.mkdtemp(prefix="conquiet-worker-"))
         self._metrics_folder = self._folder / "metrics"
         self._metrics_folder.mkdir()
@@ -75,14 +77,14 @@ class ProcessSupervisor:
         self._stop = False
         self._announced = False
         self._reported: set[str] = set()
-        self._recycled: Slot | None = None
+        self._recycled: SupervisedProcess | None = None
         self._measured_at_s = 0.0
 
     def run(self) -> int:
         """Supervise; return the exit code."""
         try:
             self._listen()
-            report(f"starting {self._settings.target} in {len(self._slots)} processes")
+            report(f"starting {self._settings.target} in {len(self._workers)} processes")
             with install_termination_handlers(self._request_stop, self._force) as handlers:
                 code = self._drain(self._supervise(), handlers)
                 report(f"stopped with exit code {code}")
@@ -95,8 +97,8 @@ class ProcessSupervisor:
 
     def _force(self) -> None:
         """Kill the processes after a second signal. Runs in a signal handler; the normal end follows."""
-        for slot in self._slots:
-            process = slot.process
+        for worker in self._workers:
+            process = worker.process
             if process is not None and process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
@@ -107,11 +109,11 @@ class ProcessSupervisor:
         next_check_s = 0.0
         while not self._stop:
             now_s = self._round_at_s = time.monotonic()
-            for slot in self._slots:
-                code = self._supervise_one(slot, now_s)
+            for worker in self._workers:
+                code = self._supervise_one(worker, now_s)
                 if code is not None:
                     return code
-            if all(slot.finished for slot in self._slots):
+            if all(worker.finished for worker in self._workers):
                 return 0
             if watch is not None and now_s >= next_check_s:
                 next_check_s = now_s + _RELOAD_CHECK_S
@@ -122,100 +124,100 @@ class ProcessSupervisor:
             time.sleep(_ROUND_S)
         return 0
 
-    def _supervise_one(self, slot: Slot, now_s: float) -> int | None:
-        """Start the slot's process, or handle its end. Returns an exit code if the supervisor has to end."""
-        process = slot.process
+    def _supervise_one(self, worker: SupervisedProcess, now_s: float) -> int | None:
+        """Start the its process, or handle its end. Returns an exit code if the supervisor has to end."""
+        process = worker.process
         if process is None:
-            self._start_if_due(slot, now_s)
+            self._start_if_due(worker, now_s)
             return None
         exit_code = process.poll()
         if exit_code is None:
             return None
-        self._reap(slot)
+        self._reap(worker)
         # A drained process is replaced immediately, with any exit code.
-        decision = Decision(RestartAction.REPLACE) if slot.draining else slot.policy.decide(exit_code, now_s)
+        decision = Decision(RestartAction.REPLACE) if worker.draining else worker.policy.decide(exit_code, now_s)
         match decision.action:
             case RestartAction.FINISHED:
-                slot.finished = True
+                worker.finished = True
             case RestartAction.REPLACE:
-                slot.start_at_s = now_s
+                worker.start_at_s = now_s
             case RestartAction.RESTART:
-                slot.start_at_s = now_s + decision.delay_s
+                worker.start_at_s = now_s + decision.delay_s
                 report(f"process {process.pid} {_describe_exit(exit_code)}; restarting in {decision.delay_s:.1f} s")
             case RestartAction.WAIT:
-                slot.start_at_s = now_s + decision.delay_s
+                worker.start_at_s = now_s + decision.delay_s
                 self._report_once(
-                    f"{self._unreachable_server(slot)} cannot be reached; waiting up to {self._settings.wait_s:g} s"
+                    f"{self._unreachable_server(worker)} cannot be reached; waiting up to {self._settings.wait_s:g} s"
                 )
             case RestartAction.UNREACHABLE:
-                server = self._unreachable_server(slot)
+                server = self._unreachable_server(worker)
                 report(f"{server} could not be reached within {self._settings.wait_s:g} s: giving up")
-                return self._give_up(slot, NOT_DONE)
+                return self._give_up(worker, NOT_DONE)
             case RestartAction.CANNOT_START:
-                return self._give_up(slot, NOT_DONE)
+                return self._give_up(worker, NOT_DONE)
             case RestartAction.GIVE_UP:
                 report(
                     f"process {process.pid} {_describe_exit(exit_code)}, {CRASHES} times within {WINDOW_S:g} s: giving "
-                    "up. What it had in flight stays pending for other workers"
+                    "up. Its messages in flight stay pending for other workers"
                 )
-                return self._give_up(slot, FAILED)
+                return self._give_up(worker, FAILED)
         return None
 
-    def _start_if_due(self, slot: Slot, now_s: float) -> None:
-        if not slot.finished and now_s >= slot.start_at_s:
-            slot.process = self._start(slot.row)
-            slot.started_at_s, slot.share, slot.draining, slot.first_rss = now_s, draw_share(), False, 0
+    def _start_if_due(self, worker: SupervisedProcess, now_s: float) -> None:
+        if not worker.finished and now_s >= worker.start_at_s:
+            worker.process = self._start(worker.row)
+            worker.started_at_s, worker.share, worker.draining, worker.first_rss = now_s, draw_share(), False, 0
 
     def _recycle(self, now_s: float) -> None:
         """Drain a process that has reached a limit. The next one has to wait until its replacement is ready."""
-        slot = self._recycled
-        if slot is not None:
-            if slot.draining and slot.process is not None and now_s >= slot.kill_at_s:
-                report(f"process {slot.process.pid} did not end within {self._settings.grace_s:g} s and is killed")
-                slot.process.kill()
-                slot.kill_at_s = math.inf
-            if slot.draining or not self._is_ready(slot):
+        worker = self._recycled
+        if worker is not None:
+            if worker.draining and worker.process is not None and now_s >= worker.kill_at_s:
+                report(f"process {worker.process.pid} did not end within {self._settings.grace_s:g} s and is killed")
+                worker.process.kill()
+                worker.kill_at_s = math.inf
+            if worker.draining or not self._is_ready(worker):
                 return
             self._recycled = None
         if now_s - self._measured_at_s < _MEASURE_S or not self._all_ready():
             return
         self._measured_at_s = now_s
-        for slot in self._slots:
-            process = slot.process
+        for worker in self._workers:
+            process = worker.process
             if process is None:
                 continue
             limits, used = self._settings.limits, rss_bytes(process.pid)
-            slot.first_rss = slot.first_rss or used
-            if limits.is_below_start(slot.first_rss, slot.share):
+            worker.first_rss = worker.first_rss or used
+            if limits.is_below_start(worker.first_rss, worker.share):
                 self._report_once(
                     f"a fresh process uses more than --max-rss {limits.max_rss_mb}: each is replaced once a minute "
                     "only. Give a larger limit"
                 )
             reason = limits.reason(
-                handled=self._heartbeats.handled(slot.row, process.pid),
+                handled=self._heartbeats.handled(worker.row, process.pid),
                 rss_bytes=used,
-                age_s=now_s - slot.started_at_s,
-                share=slot.share,
-                first_rss_bytes=slot.first_rss,
+                age_s=now_s - worker.started_at_s,
+                share=worker.share,
+                first_rss_bytes=worker.first_rss,
             )
             if reason:
                 report(f"process {process.pid} {reason}; replacing it")
-                self._recycled, slot.draining = slot, True
-                slot.kill_at_s = now_s + self._settings.grace_s
+                self._recycled, worker.draining = worker, True
+                worker.kill_at_s = now_s + self._settings.grace_s
                 process.send_signal(signal.SIGTERM)
                 return
 
-    def _give_up(self, slot: Slot, code: int) -> int | None:
+    def _give_up(self, worker: SupervisedProcess, code: int) -> int | None:
         """End; under ``reload`` wait for the next change instead: the file may be half-saved."""
         if not self._settings.reload:
             return code
-        slot.start_at_s = math.inf
+        worker.start_at_s = math.inf
         report("waiting for the next change of a .py file")
         return None
 
-    def _unreachable_server(self, slot: Slot) -> str:
+    def _unreachable_server(self, worker: SupervisedProcess) -> str:
         try:
-            return unreachable_note(self._folder / "heartbeats", slot.row).read_text()
+            return unreachable_note(self._folder / "heartbeats", worker.row).read_text()
         except OSError:
             return "a server"
 
@@ -253,8 +255,8 @@ class ProcessSupervisor:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def _reap(self, slot: Slot) -> None:
-        process, slot.process = slot.process, None
+    def _reap(self, worker: SupervisedProcess) -> None:
+        process, worker.process = worker.process, None
         if process is not None:
             if process.stdin is not None:
                 process.stdin.close()
@@ -270,54 +272,54 @@ class ProcessSupervisor:
         report(f"{changed} changed; restarting")
         self._terminate()
         self._wait(self._settings.grace_s)
-        for slot in self._slots:
-            self._reap(slot)
-            slot.policy, slot.finished, slot.start_at_s = RestartPolicy(self._settings.wait_s), False, 0.0
+        for worker in self._workers:
+            self._reap(worker)
+            worker.policy, worker.finished, worker.start_at_s = RestartPolicy(self._settings.wait_s), False, 0.0
 
     def _announce(self) -> None:
         if not self._announced and self._all_ready():
             self._announced = True
             notify_systemd("READY=1")
-            report(f"{len(self._slots)} processes ready")
+            report(f"{len(self._workers)} processes ready")
 
     # ------------------------------------------------------------------ ending
     def _drain(self, code: int, handlers: TerminationHandlers) -> int:
         notify_systemd("STOPPING=1")
-        if running := sum(slot.process is not None and slot.process.poll() is None for slot in self._slots):
+        if running := sum(worker.process is not None and worker.process.poll() is None for worker in self._workers):
             report(f"draining: {running} processes have {self._settings.grace_s:g} s to end")
         self._terminate()
         self._wait(self._settings.grace_s)
-        exits = [slot.process.returncode for slot in self._slots if slot.process is not None]
+        exits = [worker.process.returncode for worker in self._workers if worker.process is not None]
         if handlers.received is not None and set(exits) - GRACEFUL_EXITS:
-            report("some processes did not end in good order; what they had in flight stays pending for other workers")
+            report("some processes did not end in order; their messages in flight stay pending for other workers")
             return FAILED
         return code
 
     def _terminate(self) -> None:
-        for slot in self._slots:
+        for worker in self._workers:
             # A draining process already has its signal. A second signal would force it.
-            if slot.process is not None and slot.process.poll() is None and not slot.draining:
-                slot.process.send_signal(signal.SIGTERM)
+            if worker.process is not None and worker.process.poll() is None and not worker.draining:
+                worker.process.send_signal(signal.SIGTERM)
 
     def _wait(self, grace_s: float) -> None:
         deadline = time.monotonic() + grace_s
-        for slot in self._slots:
-            if slot.process is None:
+        for worker in self._workers:
+            if worker.process is None:
                 continue
             try:
-                slot.process.wait(max(0.0, deadline - time.monotonic()))
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                report(f"process {slot.process.pid} did not end within {grace_s:g} s and is killed")
-                slot.process.kill()
-                slot.process.wait()
+                report(f"process {worker.process.pid} did not end within {grace_s:g} s and is killed")
+                worker.process.kill()
+                worker.process.wait()
 
     def _clean_up(self) -> None:
-        for slot in self._slots:
-            if slot.process is not None:
-                if slot.process.poll() is None:
-                    slot.process.kill()
-                    slot.process.wait()
-                self._reap(slot)
+        for worker in self._workers:
+            if worker.process is not None:
+                if worker.process.poll() is None:
+                    worker.process.kill()
+                    worker.process.wait()
+                self._reap(worker)
         for endpoint in self._endpoints:
             endpoint.close()
         self._heartbeats.close()
@@ -344,30 +346,30 @@ class ProcessSupervisor:
     def _readyz(self) -> Response:
         processes = [
             {
-                "pid": slot.process.pid if slot.process else None,
-                "ready": self._is_ready(slot),
-                "reasons": self._reasons(slot),
+                "pid": worker.process.pid if worker.process else None,
+                "ready": self._is_ready(worker),
+                "reasons": self._reasons(worker),
             }
-            for slot in self._slots
+            for worker in self._workers
         ]
         ready = not self._stop and all(one["ready"] for one in processes)
         return json_response(200 if ready else 503, {"ready": ready, "processes": processes})
 
-    def _reasons(self, slot: Slot) -> dict[str, str]:
+    def _reasons(self, worker: SupervisedProcess) -> dict[str, str]:
         """Return which parts of a process are not ready, and why."""
-        if self._is_ready(slot):
+        if self._is_ready(worker):
             return {}
-        if slot.process is None:
+        if worker.process is None:
             return {"process": "not running"}
-        reasons = ReadinessReasons(self._heartbeats.path, slot.row).read()
+        reasons = ReadinessReasons(self._heartbeats.path, worker.row).read()
         return reasons or {"process": "starting, or its event loop is blocked: it has sent no heartbeat lately"}
 
     def _all_ready(self) -> bool:
-        return all(self._is_ready(slot) for slot in self._slots)
+        return all(self._is_ready(worker) for worker in self._workers)
 
-    def _is_ready(self, slot: Slot) -> bool:
-        process = slot.process
-        return process is not None and self._heartbeats.is_ready(slot.row, process.pid)
+    def _is_ready(self, worker: SupervisedProcess) -> bool:
+        process = worker.process
+        return process is not None and self._heartbeats.is_ready(worker.row, process.pid)
 
 
 def _describe_exit(exit_code: int) -> str:

@@ -22,7 +22,7 @@ from conquiet.management.dead_letter_pages import (
     DeadFilter,
     DeadMessage,
     list_newest,
-    sample_groups,
+    sample_causes,
     show_dead_letter,
     stream_of_token,
 )
@@ -87,8 +87,8 @@ async def dead(view: View) -> Values:
 
     def read(admin: RedisAdmin) -> Values:
         page = list_newest(admin, key, where=where, limit=_ROWS, before=before)
-        causes = sample_groups(admin, key, sample=sample, before=causes_before)
-        return {"listed": page, "causes": causes, "groups": causes.groups[:_CAUSES], "now": admin.now_ms()}
+        causes = sample_causes(admin, key, sample=sample, before=causes_before)
+        return {"listed": page, "causes": causes, "shown_causes": causes.causes[:_CAUSES], "now": admin.now_ms()}
 
     found = await view.parts.servers.redis(read)
     return found | {
@@ -97,7 +97,7 @@ async def dead(view: View) -> Values:
         "sample": sample,
         "most_sampled": MOST_SAMPLED,
         "causes_before": causes_before,
-        "bars": {(one.event, one.cause): _histogram(one.times_ms, found["now"]) for one in found["groups"]},
+        "bars": {(one.event, one.cause): _histogram(one.times_ms, found["now"]) for one in found["shown_causes"]},
         "streams": [],
     }
 

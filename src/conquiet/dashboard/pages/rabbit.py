@@ -55,7 +55,7 @@ async def _peek(view: View, form: Form) -> Result:
         for one in found
     ]
     key = view.parts.peeks.add({"queue": queue, "rows": rows})
-    return Result(f"looked at {len(rows)} messages of {printable(queue)}", "/rabbit?" + urlencode({"look": key}))
+    return Result(f"read {len(rows)} messages of {printable(queue)}", "/rabbit?" + urlencode({"look": key}))
 
 
 async def _move(view: View, form: Form) -> Result:

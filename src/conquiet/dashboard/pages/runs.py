@@ -51,7 +51,7 @@ async def _confirm(view: View, form: Form) -> Result:
 async def _cancel(view: View, form: Form) -> Result:
     found = await _checked(view, form)
     await view.parts.servers.redis_async(lambda client: view.parts.runs.runs(client).cancel(found.id))
-    return Result("cancelled; what was done stays done", f"/run?id={found.id}")
+    return Result("cancelled; finished steps are not undone", f"/run?id={found.id}")
 
 
 async def _checked(view: View, form: Form) -> BulkRun:

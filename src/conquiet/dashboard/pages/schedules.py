@@ -58,12 +58,12 @@ async def _act(view: View, form: Form) -> Result:
             return Result(f"{shown} {'is paused' if changed else 'was paused already'}", "/schedules")
         case "resume":
             changed = await _with(view, group, lambda of: of.resume(name))
-            return Result(f"{shown} {'goes on' if changed else 'was not paused'}", "/schedules")
+            return Result(f"{shown} {'continues' if changed else 'was not paused'}", "/schedules")
         case "run":
             emitted = await view.parts.servers.redis_async(lambda client: run_schedule_now(client, group, name))
             return Result(f"{shown} was emitted once as message {printable(emitted)}", "/schedules")
         case _:
-            raise ConfigurationError("the form does not say what to do")
+            raise ConfigurationError("the form names no action")
 
 
 PAGES = (Page("/schedules", "schedules", "schedules.html", schedules),)

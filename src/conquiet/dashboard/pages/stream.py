@@ -84,7 +84,7 @@ async def _resume(view: View, form: Form) -> Result:
     name, event = form.text("stream"), form.text("event")
     changed = await view.parts.servers.redis_async(lambda client: resume_stream(client, name, event or None))
     what = f"event {printable(event)} of {printable(name)}" if event else f"stream {printable(name)}"
-    return Result(f"{what} {'goes on' if changed else 'was not paused'}", _back(name))
+    return Result(f"{what} {'continues' if changed else 'was not paused'}", _back(name))
 
 
 def _back(name: str) -> str:

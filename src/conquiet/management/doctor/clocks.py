@@ -69,7 +69,7 @@ def check_clocks(clocks: tuple[ClockReading, ...], most_s: float) -> Iterator[Fi
         yield Finding(
             "redis.clocks",
             Severity.WARNING,
-            f"the clock of the server is {_apart(server.offset_s)} that of this host",
+            f"the clock of the server is {_apart(server.offset_s)} the clock of this host",
             "ages, delays and schedules that this host computes are off by as much; a step back of the server's clock "
             "after a stream was deleted repeats ids; only an inbox that compares digests distinguishes them",
             "synchronise both with NTP",
@@ -80,14 +80,14 @@ def check_clocks(clocks: tuple[ClockReading, ...], most_s: float) -> Iterator[Fi
                 "redis.clocks",
                 Severity.NOTE,
                 f"the clock of {replica.name} was not compared: it cannot be reached from here",
-                "a replica whose clock is behind gives ids a second time after a fail-over",
+                "a replica with a slow clock repeats ids after a fail-over",
                 "run the doctor where the replica can be reached",
             )
         elif abs(apart := replica.offset_s - server.offset_s) - server.doubt_s - replica.doubt_s > most_s:
             yield Finding(
                 "redis.clocks",
                 Severity.WARNING,
-                f"the clock of {replica.name} is {_apart(apart)} that of the server",
+                f"the clock of {replica.name} is {_apart(apart)} the clock of the server",
                 "after a fail-over the new master repeats ids that the old one gave to entries it had not replicated "
                 "yet; only an inbox that compares digests distinguishes such a message from a handled one",
                 "synchronise both with NTP before the next fail-over",

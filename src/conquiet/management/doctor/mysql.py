@@ -224,8 +224,8 @@ def check_lock_waits(facts: MySQLFacts) -> Iterator[Finding]:
             "mysql.lock_wait_timeout",
             Severity.NOTE,
             f"lock_wait_timeout is {table_wait:,} s",
-            "an ALTER TABLE behind a forgotten transaction waits that long, and everyone waits behind it; "
-            "conquiet's own table locks bring a bound of their own",
+            "an ALTER TABLE behind a forgotten transaction waits that long, and other statements wait behind it; "
+            "conquiet's own table locks have a separate limit",
             "SET GLOBAL lock_wait_timeout = 60",
         )
 
@@ -238,7 +238,7 @@ def check_connections(facts: MySQLFacts) -> Iterator[Finding]:
         used=facts.connections_used,
         limit=_seconds(facts, "max_connections"),
         error="too many connections",
-        in_use="were in use at once",
+        in_use="were in use concurrently",
     )
 
 
@@ -250,7 +250,7 @@ def check_durability(facts: MySQLFacts) -> Iterator[Finding]:
             "mysql.durability",
             Severity.WARNING,
             f"innodb_flush_log_at_trx_commit is {value}",
-            "a crash loses up to a second of commits whose messages are acknowledged already: they are gone for good",
+            "a crash loses up to a second of commits; their messages are acknowledged and not delivered again",
             "SET GLOBAL innodb_flush_log_at_trx_commit = 1",
         )
 
@@ -288,7 +288,7 @@ def check_engines(facts: MySQLFacts) -> Iterator[Finding]:
             "mysql.engine",
             Severity.ERROR,
             f"{len(facts.non_transactional)} tables have no transactions: {shown}",
-            "what a failed handler wrote there stays, and happens again with the next delivery",
+            "writes of a failed handler stay there, and happen again with the next delivery",
             "ALTER TABLE ... ENGINE = InnoDB",
         )
 
@@ -313,15 +313,15 @@ def check_transactions(facts: MySQLFacts) -> Iterator[Finding]:
             f"{len(facts.long_transactions)} transactions stay open for long; the oldest is thread {thread} "
             f"with {age:,} s",
             "its locks hold up others, and its snapshot keeps old rows from being cleaned up",
-            f"look at it with SHOW PROCESSLIST; KILL {thread} ends it",
+            f"inspect it with SHOW PROCESSLIST; KILL {thread} ends it",
         )
     for waiter, holder, age in facts.lock_waits:
         yield Finding(
             "mysql.lock_waits",
             Severity.WARNING,
             f"thread {waiter} has waited for {age} s for a lock that thread {holder} holds",
-            "a worker stands still",
-            f"look at thread {holder} with SHOW PROCESSLIST; KILL {holder} ends it",
+            "a worker is blocked",
+            f"inspect thread {holder} with SHOW PROCESSLIST; KILL {holder} ends it",
         )
 
 

@@ -40,7 +40,7 @@ def examine_pools(plan: PoolPlan) -> list[Finding]:
         Finding(
             "database.pool",
             Severity.WARNING,
-            f"a pool lends at most {plan.pool} connections at once, and {plan.concurrency} handlers run at once",
+            f"a pool lends at most {plan.pool} connections, and {plan.concurrency} handlers run concurrently",
             "handlers wait for a connection while their messages are leased, and fail when the pool's timeout is over",
             f"call create_engine with pool_size={plan.concurrency}, or lower the concurrency to {plan.pool}",
         )

@@ -105,7 +105,7 @@ def check_version(facts: PostgresFacts) -> Iterator[Finding]:
             "postgres.version",
             Severity.ERROR,
             f"the server is version {printable(facts.settings.get('server_version', ''))}",
-            "DbSession asks for the id of its transaction, with functions of PostgreSQL 13",
+            "DbSession queries the id of its transaction with functions of PostgreSQL 13",
             "update to PostgreSQL 13 or newer",
         )
 
@@ -119,7 +119,7 @@ def check_isolation(facts: PostgresFacts) -> Iterator[Finding]:
             Severity.WARNING,
             f"default_transaction_isolation is {level}",
             "a run that waited for another run of its message fails with a conflict (40001) and is delivered again; "
-            "at read committed it is skipped at once",
+            "at read committed it is skipped immediately",
             "ALTER DATABASE … SET default_transaction_isolation = 'read committed', and lock what you read",
         )
 
@@ -152,7 +152,7 @@ def check_durability(facts: PostgresFacts) -> Iterator[Finding]:
             "postgres.synchronous_commit",
             Severity.WARNING,
             "synchronous_commit is off",
-            "a crash loses commits whose messages are acknowledged already: they are gone for good",
+            "a crash loses commits; their messages are acknowledged and not delivered again",
             "ALTER DATABASE … SET synchronous_commit = on",
         )
 

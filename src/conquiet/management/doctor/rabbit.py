@@ -18,7 +18,7 @@ _NO_CLASSIC_TIMEOUT_SINCE = (4, 3)
 _WHAT_LIMITS_DO = "each peek at a dead letter counts as a delivery, and the broker deletes what was peeked at too often"
 _WHAT_LIMITS_DO_SINCE_4_3 = (
     "a message keeps the count of the queue it died in, and at the first peek the broker deletes what exceeds the "
-    "limit, such as one that died of the same limit"
+    "limit, such as a message that died of the same limit"
 )
 
 
@@ -137,7 +137,7 @@ def check_complete(facts: RabbitFacts) -> Iterator[Finding]:
             Severity.WARNING,
             f"only {len(facts.queues):,} of {facts.total:,} queues were checked",
             "problems of the others are not reported",
-            "name those that matter: --queue, repeatable",
+            "name the important queues: --queue, repeatable",
         )
 
 
@@ -220,7 +220,7 @@ def check_consumers(facts: RabbitFacts) -> Iterator[Finding]:
                 "rabbit.unacked",
                 Severity.WARNING,
                 f"queue {_name(queue)!r} has {unacked:,} messages delivered and not settled",
-                "they sit in the consumers' memory, and come back all at once when one dies",
+                "they are in the consumers' memory, and all return to the queue when a consumer dies",
                 "set a prefetch (2 x concurrency is conquiet's default), and check for stuck consumers",
             )
 

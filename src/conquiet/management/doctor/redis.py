@@ -169,7 +169,7 @@ def check_client(facts: RedisFacts) -> Iterator[Finding]:
             "redis.client",
             Severity.NOTE,
             f"redis-py {facts.client_version} repeats a command up to {retries} times; socket timeout: {timeout}",
-            "an XADD of your own whose reply is lost may be stored twice; conquiet's connections do not repeat",
+            "an XADD of your program may be stored twice if its reply is lost; conquiet's connections do not repeat",
             "enqueue through RedisStreamsQueue, or build your client with Retry(NoBackoff(), 0)",
         )
 

@@ -75,7 +75,7 @@ def check_nodes(facts: ClusterFacts) -> Iterator[Finding]:
             "redis.cluster.nodes",
             Severity.ERROR,
             f"{len(facts.silent)} masters did not answer: {', '.join(map(printable, facts.silent))}",
-            "the streams of their slots stand still until they, or a replica of theirs, are back",
+            "the streams of their slots are not served until they, or their replicas, are available",
             "start them, or let a replica take over (CLUSTER FAILOVER)",
         )
     if facts.info.get("cluster_state") != "ok" or facts.info.get("cluster_slots_assigned") != "16384":
@@ -110,7 +110,7 @@ def check_replication(node: NodeFacts) -> Iterator[Finding]:
                 "redis.replicas",
                 Severity.WARNING,
                 f"{where}the master has no replica that is online",
-                "if it dies, no server can take over, and its streams stand still or are lost",
+                "if it dies, no server can take over, and its streams are unavailable or lost",
                 "add a replica, or repair its link",
             )
         return
@@ -122,15 +122,15 @@ def check_replication(node: NodeFacts) -> Iterator[Finding]:
             Severity.WARNING,
             f"{where}a replica is {behind:,} bytes behind",
             "a fail-over to it loses messages that were acknowledged",
-            "look for a slow link or a slow replica",
+            "check for a slow link or a slow replica",
         )
     if node.config.get("min-replicas-to-write", "0") == "0":
         yield Finding(
             "redis.replication",
             Severity.NOTE,
             f"{where}min-replicas-to-write is 0: writes are acknowledged before a replica has them",
-            "a fail-over loses what the master had not passed on, and a master cut off from its replicas goes on "
-            "accepting messages that are lost when it comes back",
+            "a fail-over loses what the master had not passed on, and a master without its replicas still "
+            "accepts messages, which are lost when it returns",
             "emit and enqueue with replicas=1 what must not be lost; CONFIG SET min-replicas-to-write 1",
         )
 

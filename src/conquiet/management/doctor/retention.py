@@ -109,7 +109,7 @@ def check_purge(facts: RetentionFacts) -> Iterator[Finding]:
             f"the oldest inbox row is {facts.oldest_row_s / _DAY_S:,.0f} days old; rows should go after "
             f"{facts.retention_s / _DAY_S:,.0f} days",
             "no worker purges the inbox, and its table grows without end",
-            "run a conquiet.transactional.Purger beside a worker, or conquiet db purge from cron",
+            "run a conquiet.transactional.Purger with a worker, or conquiet db purge from cron",
         )
 
 
@@ -120,8 +120,8 @@ def check_redelivery(facts: RetentionFacts) -> Iterator[Finding]:
             yield Finding(
                 "inbox.retention",
                 Severity.ERROR,
-                f"{one.what} of {printable(one.stream)!r} can come back {one.after_s / _DAY_S:,.1f} days after it was "
-                f"handled, and inbox rows are kept for {facts.retention_s / _DAY_S:,.1f} days",
+                f"{one.what} of {printable(one.stream)!r} can be delivered again {one.after_s / _DAY_S:,.1f} days "
+                f"after it was handled, and inbox rows are kept for {facts.retention_s / _DAY_S:,.1f} days",
                 "its effect would happen a second time",
                 "keep inbox rows longer (DatabaseRetention.inbox_s), or settle or discard it first",
             )

@@ -30,7 +30,7 @@ def check_layout(layouts: "list[TableLayout]") -> Iterator[Finding]:
                 "database.schema",
                 Severity.NOTE,
                 f"{layout.table} has schema {layout.recorded}, and this version of conquiet knows {SCHEMA_VERSION}",
-                "a later version has changed the table; its changes are additions, so this version goes on",
+                "a later version has changed the table; its changes are additions, so this version still works",
                 "update conquiet here too",
             )
         elif layout.missing_columns:
@@ -39,9 +39,7 @@ def check_layout(layouts: "list[TableLayout]") -> Iterator[Finding]:
                 "database.schema",
                 Severity.ERROR if needed else Severity.WARNING,
                 f"{layout.table} is behind schema {SCHEMA_VERSION}: it lacks {', '.join(layout.missing_columns)}",
-                "statements on it fail"
-                if needed
-                else "a message whose entry id comes a second time is taken for a duplicate",
+                "statements on it fail" if needed else "a message with a repeated entry id counts as a duplicate",
                 _FIX,
             )
         elif layout.is_behind and not layout.missing_indexes:  # missing indexes are a finding of each database

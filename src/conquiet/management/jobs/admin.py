@@ -116,7 +116,7 @@ class JobAdmin:
         pause_s = _POLL_S
         while (change := await self._control.decision(job_id)) is None:
             if time.monotonic() >= ends_at:
-                note = "its worker has not decided yet; the request stands, also if the worker dies"
+                note = "its worker has not decided yet; the request stays valid, even if the worker dies"
                 return ChangeReport(job_id, JobChange.REQUESTED, JobPhase.RUNNING, note)
             await asyncio.sleep(min(pause_s, max(0.0, ends_at - time.monotonic())))
             pause_s = min(2 * pause_s, _LONGEST_POLL_S)

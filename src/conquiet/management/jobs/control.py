@@ -162,7 +162,7 @@ class JobControl:
             return ChangeReport(dead_id, JobChange.GONE)
         record = dead.record
         if not record.replayable or record.payload is None:
-            return ChangeReport(record.id, JobChange.REFUSED, JobPhase.DEAD, "it was no message in the first place")
+            return ChangeReport(record.id, JobChange.REFUSED, JobPhase.DEAD, "it was not a message in the first place")
         wanted = group or record.group
         payload = replayed(record.payload, group=wanted)
         if data is not None:

@@ -56,7 +56,9 @@ async def reset(reader: JobReader, *, confirm: str | None, dry_run: bool) -> Res
             dry_run=True,
         )
     require_confirmation(keys.stream, confirm)
-    behind = await _empty_lines(reader)  # first, or the deletion of an entry would release the next message of its key
+    behind = await _empty_key_queues(
+        reader
+    )  # first, or the deletion of an entry would release the next message of its key
     report = ResetReport(
         stream=keys.stream,
         behind=behind,
@@ -74,12 +76,12 @@ def require_confirmation(stream: str, confirm: str | None) -> None:
     """Raise unless ``confirm`` is the name of the stream."""
     if confirm != stream:
         raise ConfigurationError(
-            f"a reset deletes the jobs of stream {printable(stream)!r} for good: confirm it by the stream's name, "
-            "or look first with a dry run"
+            f"a reset deletes the jobs of stream {printable(stream)!r} permanently: confirm it by the stream's name, "
+            "or check first with a dry run"
         )
 
 
-async def _empty_lines(reader: JobReader) -> int:
+async def _empty_key_queues(reader: JobReader) -> int:
     left, deleted = 1, 0
     while left:
         left, gone = await reader.call("job_reset_keys", (reader.keys.order, reader.keys.waiting_keys), (_STEP,))

@@ -4,13 +4,13 @@
 local owner = redis.call('HGET', KEYS[1], '\1')
 local holders = redis.call('HLEN', KEYS[1]) - redis.call('HEXISTS', KEYS[1], '') - redis.call('HEXISTS', KEYS[1], '\1')
   - redis.call('HEXISTS', KEYS[1], '\2')
-local lines = redis.call('ZREVRANGE', KEYS[2], 0, 9999, 'WITHSCORES')
+local queues = redis.call('ZREVRANGE', KEYS[2], 0, 9999, 'WITHSCORES')
 local waiting, named = 0, {}
-for i = 2, #lines, 2 do
-  waiting = waiting + tonumber(lines[i])
+for i = 2, #queues, 2 do
+  waiting = waiting + tonumber(queues[i])
   if i <= 2 * tonumber(ARGV[1]) then
-    named[#named + 1] = lines[i - 1]
-    named[#named + 1] = tonumber(lines[i])
+    named[#named + 1] = queues[i - 1]
+    named[#named + 1] = tonumber(queues[i])
   end
 end
 return {holders, owner or '', waiting, named}

@@ -109,7 +109,7 @@ def test_concurrency_goes_to_a_function_or_to_what_is_built(shop: str) -> None:
     load_workers(f"{shop}:several", concurrency=7)
 
     built = importlib.import_module(shop)
-    assert [consumer.health().slots for consumer in built.several] == [7, 7]
+    assert [consumer.health().concurrency for consumer in built.several] == [7, 7]
     with pytest.raises(CommandError, match="takes no concurrency"):
         load_workers(f"{shop}:plain", concurrency=7)
     with pytest.raises(CommandError, match="has no concurrency") as caught:
