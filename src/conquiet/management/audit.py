@@ -15,6 +15,7 @@ from conquiet.redis_transport.replies import as_mapping, text
 AUDIT_STREAM: Final = "conquiet:audit"
 MOST_ENTRIES: Final = 100_000
 _MOST_TEXT: Final = 300
+_PER_PAGE: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,11 @@ def record_action(
     return text(server.call("XADD", AUDIT_STREAM, "MAXLEN", "~", MOST_ENTRIES, "*", *words, stream=AUDIT_STREAM))
 
 
-def list_actions(server: RedisAdmin, *, limit: int = 100, before: str | None = None) -> list[AuditEntry]:
-    """Return the newest entries; with ``before``, the newest ones older than that id."""
+def list_actions(server: RedisAdmin, *, before: str | None = None) -> list[AuditEntry]:
+    """Return the newest 100 entries; with ``before``, the newest ones older than that id."""
     start = "+" if before is None else f"({before}"
     found = []
-    for raw_id, fields in server.call("XREVRANGE", AUDIT_STREAM, start, "-", "COUNT", limit, stream=AUDIT_STREAM):
+    for raw_id, fields in server.call("XREVRANGE", AUDIT_STREAM, start, "-", "COUNT", _PER_PAGE, stream=AUDIT_STREAM):
         known = {text(name): value.decode("utf-8", "backslashreplace") for name, value in as_mapping(fields).items()}
         names = ("of", "user", "action", "target", "detail", "client")
         found.append(AuditEntry(text(raw_id), *(known.get(name, "") for name in names)))

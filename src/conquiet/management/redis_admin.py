@@ -9,6 +9,7 @@ from conquiet.redis_transport.client import AnyRedis, SyncClient, clone_to
 from conquiet.redis_transport.cluster_connection import ClusterConnection, open_connection
 from conquiet.redis_transport.commands import Word, encoded, pack
 from conquiet.redis_transport.errors import ResponseError, translate
+from conquiet.redis_transport.ids import is_entry_id
 from conquiet.redis_transport.redis_url import client_from_url
 from conquiet.redis_transport.replies import as_mapping, info_fields, server_ms, text
 from conquiet.redis_transport.routing import NodeAddress
@@ -106,6 +107,11 @@ class RedisAdmin(ClosedAfterUse):
         if kind not in {"none", "stream"}:
             raise WrongKeyTypeError(f"the key {printable(name)!r} holds a {kind}, not a stream", stream=name)
         return kind == "stream"
+
+
+def entry_id_in(given: str) -> str | None:
+    """Return a text from outside if it is the id of a stream entry, else None."""
+    return given if is_entry_id(given) else None
 
 
 def display_name(name: str | bytes) -> str:

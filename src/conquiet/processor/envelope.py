@@ -45,7 +45,7 @@ import msgspec
 from conquiet.core.tracing import read_headers
 from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError
-from conquiet.processor.attempts import FailedAttempt, read_attempts
+from conquiet.processor.failed_attempts import FailedAttempt, read_attempts
 
 VERSION = 1
 MAX_NAME = 200

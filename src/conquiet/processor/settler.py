@@ -28,7 +28,6 @@ from conquiet.metrics.registry import (
     PROCESSOR_SETTLE_REPEATS_TOTAL,
 )
 from conquiet.metrics.safety import count
-from conquiet.processor.attempts import add_attempt, describe_attempt
 from conquiet.processor.dead_letter_record import DeadRecord, describe, encode_record
 from conquiet.processor.envelope import (
     Envelope,
@@ -38,6 +37,7 @@ from conquiet.processor.envelope import (
     split_raw,
     with_key_first,
 )
+from conquiet.processor.failed_attempts import add_attempt, describe_attempt
 from conquiet.processor.jobs import JobRecorder, JobState
 from conquiet.processor.keys import Keys
 from conquiet.processor.ordering import NO_TURN, KeyedAcks, turn_of

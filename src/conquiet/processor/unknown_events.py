@@ -1,4 +1,4 @@
-"""Settle and report messages with an event that has no handler in this process. ``unknown`` decides."""
+"""Settle and report messages with an event that has no handler in this process. ``unknown_policy`` decides."""
 
 from collections.abc import Collection, Mapping
 
@@ -11,7 +11,7 @@ from conquiet.processor.keys import Keys
 from conquiet.processor.policy import Reject
 from conquiet.processor.server_clock import ServerClock
 from conquiet.processor.settings import ProcessorSettings
-from conquiet.processor.unknown import UNKNOWN_FATES, decide_unknown
+from conquiet.processor.unknown_policy import UNKNOWN_FATES, decide_unknown
 from conquiet.runtime.message import RuntimeMessage
 
 logger = FactLogger(__name__)

@@ -20,7 +20,7 @@ from conquiet.redis_transport.client import SOCKET_TIMEOUT_S, AnyRedis
 from conquiet.redis_transport.cluster_connection import open_connection
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.connection import RedisConnection
-from conquiet.redis_transport.replica_wait import ReplicaWait, replica_wait_of, replicated_reply
+from conquiet.redis_transport.replica_wait import ReplicaWait, replica_wait_of, write_replicated
 from conquiet.redis_transport.replies import text
 from conquiet.redis_transport.stream_scripts import ENQUEUE_MANY
 
@@ -36,7 +36,7 @@ class EntryWriter:
 
     Args:
         stream: Key of the stream.
-        call: Sends a packed command and returns its reply: ``call(name, packed)``.
+        connection: The owner's, which closes it.
         max_payload_bytes: Largest payload, encoded.
         group: Group of the owner, for errors; empty if it has none.
     """
@@ -44,7 +44,7 @@ class EntryWriter:
     def __init__(self, stream: str, connection: RedisConnection, *, max_payload_bytes: int, group: str = "") -> None:
         self._stream = stream
         self._call = functools.partial(connection.call, stream=stream, group=group)
-        self._together = functools.partial(connection.call_together, stream=stream, group=group)
+        self._write = functools.partial(write_replicated, connection, stream=stream, group=group)
         self._max_bytes = max_payload_bytes
         self._group = group
         self._add = AddCommand(stream)
@@ -86,13 +86,6 @@ class EntryWriter:
         except CodecError as error:
             refused = error
         raise self._payload_error(f"the payload was refused: {refused.explanation}", refused.reason, refused.path)
-
-    def _write(self, command: str, packed: bytes, wait: ReplicaWait | None) -> Any:
-        if wait is None or wait.replicas == 0:
-            return self._call(command, packed)
-        words = [packed, *(pack(*one) for one in wait.commands(self._stream))]
-        replies = self._together(command, words, wait_s=wait.timeout_s)
-        return replicated_reply(replies, wait, stream=self._stream, group=self._group, command=command)
 
     def _enqueue_once(
         self, payload: dict[str, Any], data: bytes, key: str, window_s: float, wait: ReplicaWait | None

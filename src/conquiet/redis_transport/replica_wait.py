@@ -23,6 +23,8 @@ from conquiet.core.redaction import printable
 from conquiet.core.task_cancellation import reraise_swallowed_cancellation
 from conquiet.core.validation import require_seconds
 from conquiet.errors import ConfigurationError, NotReplicatedError
+from conquiet.redis_transport.commands import pack
+from conquiet.redis_transport.connection import RedisConnection
 from conquiet.redis_transport.errors import translate, translate_errors
 from conquiet.redis_transport.hash_tags import slot_prefix
 from conquiet.redis_transport.limiter import async_limit, sync_limit
@@ -127,9 +129,19 @@ def run_replicated_sync(
         return _checked(_send_sync(client, words, wait, stream), wait, stream, script)
 
 
-def replicated_reply(replies: Sequence[Any], wait: ReplicaWait, *, stream: str, group: str, command: str) -> Any:
-    """Return the first of the replies to a packed write and ``ReplicaWait.commands`` if the others confirm it."""
-    first, *confirmation = replies
+def write_replicated(
+    connection: RedisConnection, command: str, packed: bytes, wait: ReplicaWait | None, *, stream: str, group: str = ""
+) -> Any:
+    """Send a packed write once and return its reply when enough replicas have confirmed it. None does not wait.
+
+    Raises:
+        NotReplicatedError: Too few replicas confirmed in time. The write was done.
+        QueueError: The server refused or did not reply.
+    """
+    if wait is None or not wait.replicas:
+        return connection.call(command, packed, stream=stream, group=group)
+    sent = [packed, *(pack(*one) for one in wait.commands(stream))]
+    first, *confirmation = connection.call_together(command, sent, stream=stream, group=group, wait_s=wait.timeout_s)
     if isinstance(first, ResponseError):
         raise translate(first, stream=stream, group=group, command=command) from first
     wait.check(confirmation, stream=stream, command=command)

@@ -114,15 +114,9 @@ class ToStream(ClosedAfterUse):
     def _run(self, words: "Sequence[Arg]", *, stream: str) -> Any:
         """Run a script, and wait for the configured number of replicas."""
         from conquiet.redis_transport.commands import pack
-        from conquiet.redis_transport.replica_wait import replicated_reply
+        from conquiet.redis_transport.replica_wait import write_replicated
 
-        wait = self._wait
-        packed = pack(*words)
-        if not wait.replicas:
-            return self._connection.call("EVAL", packed, stream=stream)
-        commands = [packed, *(pack(*one) for one in wait.commands(stream))]
-        replies = self._connection.call_together("EVAL", commands, stream=stream, wait_s=wait.timeout_s)
-        return replicated_reply(replies, wait, stream=stream, group="", command="EVAL")
+        return write_replicated(self._connection, "EVAL", pack(*words), self._wait, stream=stream)
 
     def close(self) -> None:
         """Close the connection. It may be called twice."""

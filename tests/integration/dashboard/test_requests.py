@@ -347,3 +347,20 @@ async def test_jobs_are_found_by_their_key(open_client: OpenClient, emit: Emit) 
     assert ">b</a>" in rows
     assert ">a</a>" not in rows
     assert "customer-2" in rows
+
+
+@pytest.mark.parametrize("wrong", ["1-2-3", "-", "9" * 40 + "-0", "\u0661-\u0661", "x"])
+async def test_an_id_in_an_address_that_is_none_shows_the_newest_page(
+    open_client: OpenClient, add_dead: AddDead, raw: RawRedis, wrong: str
+) -> None:
+    """The server would refuse it."""
+    add_dead("orders", 1)
+    raw.xadd("conquiet:audit", {"user": "user-of-the-audit", "action": "replay"})
+    dead_id = raw.xrevrange("{orders}:dead", count=1)[0][0].decode()
+    client = open_client()
+
+    audit = await client.get("/audit?" + urlencode({"before": wrong}))
+    dead = await client.get("/dead?" + urlencode({"stream": "orders", "before": wrong}))
+
+    assert "user-of-the-audit" in audit.text
+    assert dead_id in dead.text

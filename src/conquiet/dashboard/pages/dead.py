@@ -26,7 +26,7 @@ from conquiet.management.dead_letter_pages import (
     show_dead_letter,
     stream_of_token,
 )
-from conquiet.management.redis_admin import RedisAdmin
+from conquiet.management.redis_admin import RedisAdmin, entry_id_in
 
 _ROWS: Final = 50
 _BARS: Final = 30
@@ -82,7 +82,7 @@ async def dead(view: View) -> Values:
         dying = [one for one in visible(view, fleet) if one.dead]
         return {"token": "", "streams": sorted(dying, key=lambda one: -one.dead)[:200], "filters": {}}
     key, where = view.stream(), filter_of(view)
-    before, causes_before = (_entry_id(view.text(name)) for name in ("before", "causes_before"))
+    before, causes_before = (entry_id_in(view.text(name)) for name in ("before", "causes_before"))
     sample = min(MOST_SAMPLED, max(SAMPLE, view.number("sample", SAMPLE)))
 
     def read(admin: RedisAdmin) -> Values:
@@ -102,11 +102,6 @@ async def dead(view: View) -> Values:
     }
 
 
-def _entry_id(text: str) -> str | None:
-    """Return an id of a query; None if it is not an entry id."""
-    return text if text.count("-") == 1 and all(part.isdecimal() for part in text.split("-")) else None
-
-
 def _histogram(times_ms: tuple[int, ...], now_ms: int) -> list[int]:
     """Return the number of dead letters in each interval since the first of them."""
     first = min(times_ms)
@@ -120,7 +115,7 @@ def _histogram(times_ms: tuple[int, ...], now_ms: int) -> list[int]:
 async def dead_letter(view: View) -> Values:
     """Return one dead letter with its history."""
     key, dead_id = view.stream(), view.text("id")
-    if _entry_id(dead_id) is None:
+    if entry_id_in(dead_id) is None:
         raise NotShownError("A dead letter's id looks like 1763244000000-0.")
     found: DeadMessage | None = await view.parts.servers.redis(lambda admin: show_dead_letter(admin, key, dead_id))
     if found is None:

@@ -7,9 +7,9 @@ from typing import Any
 from conquiet.core.causation import read_cause
 from conquiet.core.json_codec import CodecError, decode_payload
 from conquiet.management.jobs.models import JobAttempt, JobPhase, JobReport, RelatedMessage
-from conquiet.processor.attempts import FailedAttempt, read_attempts
 from conquiet.processor.dead_letters import DeadMessage
 from conquiet.processor.envelope import Envelope, EnvelopeError, from_payload
+from conquiet.processor.failed_attempts import FailedAttempt, read_attempts
 from conquiet.redis_transport.ids import milliseconds_of
 
 _LARGEST = 2**30

@@ -9,7 +9,7 @@ import msgspec
 
 from conquiet.management.jobs.decoding import as_attempts, in_seconds
 from conquiet.management.jobs.models import JobAttempt, RelatedMessage
-from conquiet.processor.attempts import read_attempts
+from conquiet.processor.failed_attempts import read_attempts
 
 
 class RecordedHistory(NamedTuple):

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from conquiet.processor.attempts import MOST_BYTES, FailedAttempt, add_attempt, describe_attempt, read_attempts
+from conquiet.processor.failed_attempts import MOST_BYTES, FailedAttempt, add_attempt, describe_attempt, read_attempts
 
 SECRET = "jane@example.org"
 
@@ -20,7 +20,7 @@ def test_an_attempt_is_described_by_class_and_frames_without_the_text() -> None:
     found = describe_attempt(2, failure(), ended_ms=1_000, duration_s=0.25)
 
     assert (found.attempt, found.ended_ms, found.duration_ms, found.error_type) == (2, 1_000, 250, "ValueError")
-    assert "test_attempts.py" in found.frames
+    assert "test_failed_attempts.py" in found.frames
     assert "in failure" in found.frames
     assert SECRET not in repr(found)
 
