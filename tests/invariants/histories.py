@@ -107,7 +107,7 @@ class History:
     def leaks(self, engine: Any = None, *, helpers: Collection[int] = (), within_s: float = 30.0) -> dict[str, Any]:
         """Return processes and connections to the engine's database that have not ended in time, for ``leaked``.
 
-        ``helpers``: processes of the storm that still have to run, such as the one that forks its workers.
+        ``helpers``: processes of the storm that still have to run, such as the parent of its workers.
         """
         deadline = time.monotonic() + within_s
         while True:

@@ -12,12 +12,12 @@ from conquiet.testing import FaultProxy
 
 
 class LostReplies:
-    """Loses replies to COMMIT, and writes down those that were lost.
+    """Loses replies to COMMIT, and records each of them.
 
     Args:
         proxy: Between the workers and their database.
         history: The storm's.
-        most: So many at most.
+        most: Maximum number of lost replies.
     """
 
     def __init__(self, proxy: FaultProxy, history: History, most: int) -> None:

@@ -1,4 +1,4 @@
-"""Every message has its effect once, for each kind of session, on Redis and on RabbitMQ, whatever dies.
+"""Every message has its effect once, for each kind of session, on Redis and on RabbitMQ, through all faults.
 
     DbSession, Session, AsyncSession        each with Redis and with RabbitMQ, on MySQL or MariaDB and on PostgreSQL
 
@@ -146,7 +146,7 @@ class Cell:
 
     Attributes:
         worker: Their program.
-        through: What is between the engine and the handler, for the name of the storm.
+        through: The layer between the engine and the handler, for the name of the storm.
     """
 
     worker = WORKER

@@ -24,9 +24,9 @@ class Sent(NamedTuple):
     """One command as it goes over the wire.
 
     Attributes:
-        name: What the error must call it.
+        name: Its name in the error.
         word: Bytes that this request has and no other of the same call.
-        counted: What the server counts for it; a script counts what it calls, too.
+        counted: The commands that the server counts for it; for a script, also the commands that it calls.
     """
 
     name: str

@@ -20,7 +20,7 @@ RATE = RateLimit(1)
 
 
 class Server:
-    """All collaborators of an admission, with fixed replies."""
+    """All collaborators of admission, with fixed replies."""
 
     def __init__(
         self, *, cancel: bool = False, paused: bool = False, park: Step = Step.MOVED, rate: Step = Step.MOVED

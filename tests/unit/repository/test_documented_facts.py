@@ -15,6 +15,7 @@ from conquiet.processor import ProcessorSettings
 from conquiet.rabbit import RabbitConfig
 from conquiet.runtime import RuntimeSettings
 from conquiet.scheduler import ScheduleEntry
+from conquiet.testing import FaultProxy
 from conquiet.transactional import OutboxRelay
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -98,3 +99,10 @@ def test_contributing_names_every_target_of_make() -> None:
     contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
     assert {target for target in targets if f"`make {target}`" not in contributing} == set()
+
+
+def test_the_documented_methods_of_the_fault_proxy_exist() -> None:
+    methods = re.findall(r"`(\w+)\(", PAGES["testing"].partition("| method | effect |")[2].partition("\n\n")[0])
+
+    assert len(methods) >= 8
+    assert [name for name in methods if not hasattr(FaultProxy, name)] == []
