@@ -408,6 +408,6 @@ def test_an_idempotent_insert_sees_a_row_that_its_snapshot_does_not(
 
         assert insert_idempotent(session, "orders", 2, {"amount": 5}) is False
         assert insert_idempotent(session, "orders", 3, {"amount": 5}) is True
-        with pytest.raises(DbWriteError, match="not that of the row"):
+        with pytest.raises(DbWriteError, match="not in the requested row"):
             insert_idempotent(session, "orders", 4, {"email": "taken"})
     assert set(admin.execute(text("SELECT id FROM orders")).scalars()) == {1, 2, 3}

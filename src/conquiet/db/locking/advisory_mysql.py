@@ -34,7 +34,8 @@ class MySQLAdvisoryLockBackend(LockBackend):
     outlives_commit = True
 
     def __init__(self, lock_timeout: float = 10, prefix: str = "conquiet_lock") -> None:
-        self.lock_timeout = require_seconds("lock_timeout", lock_timeout)
+        require_seconds("lock_timeout", lock_timeout)
+        self.lock_timeout = lock_timeout
         self.prefix = require_text("prefix", prefix)
 
     def acquire(self, conn: Connection, op: DbOperation) -> None:
