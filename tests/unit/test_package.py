@@ -366,7 +366,7 @@ def test_a_relay_without_its_table_says_so_at_every_attempt(
 ) -> None:
     """It goes on trying, as when the database is away: what is wrong has to be in the log."""
     relay = OutboxRelay(engine, {"ledger": untyped(SimpleNamespace(publish=list))})
-    monkeypatch.setattr(relay, "_sleep", lambda _: relay.stop())
+    monkeypatch.setattr(BlockingLifecycle, "sleep", lambda _life, _s: relay.stop())
 
     with pytest.raises(DbWriteError, match=r"conquiet_outbox does not exist.*conquiet db init"):
         relay.relay_once()

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from conquiet.app.worker_group import WorkerHealth
-from conquiet.core.lifecycle import Lifecycle
+from conquiet.core.lifecycle import Health, Lifecycle
 from conquiet.core.log import reason_of
 from conquiet.metrics.outages import OutageWatch
 
@@ -58,13 +57,11 @@ class DatabaseProbe:
         """Ask for the end."""
         self._life.stop()
 
-    def health(self) -> WorkerHealth:
+    def health(self) -> Health:
         """Report the result of the last probe."""
-        if self._failure:
-            return WorkerHealth(ready=False, reason=self._failure)
-        if time.monotonic() - self._answered_at > _STALE_S:
-            return WorkerHealth(ready=False, reason=f"the server {self._address} has not answered for {_STALE_S:g} s")
-        return WorkerHealth(ready=True)
+        is_stale = time.monotonic() - self._answered_at > _STALE_S
+        silence = f"the server {self._address} has not answered for {_STALE_S:g} s" if is_stale else ""
+        return Health(status=self._life.status, reason=self._failure or silence)
 
     def close(self) -> None:
         """Release nothing: each probe closes its own connection."""

@@ -8,7 +8,7 @@ from conquiet.app.events import Upgrade
 from conquiet.app.registry import AppHandlerSettings, Registry
 from conquiet.app.resources import Factory, Scope
 from conquiet.core.batching import batch_settings
-from conquiet.core.lifecycle import Lifecycle
+from conquiet.core.lifecycle import AsyncLifecycle
 from conquiet.core.validation import require_text
 from conquiet.errors import ConfigurationError
 
@@ -29,7 +29,7 @@ class Declarations:
         stream: The app's stream.
     """
 
-    def __init__(self, registry: Registry, life: Lifecycle, stream: str) -> None:
+    def __init__(self, registry: Registry, life: AsyncLifecycle, stream: str) -> None:
         self._registry = registry
         self._life = life
         self._stream = stream

@@ -104,6 +104,10 @@ class RedisStreamsQueue:
         """Close the connections. The caller's client stays open."""
         self._connection.close()
 
+    def abort(self) -> None:
+        """Make calls that wait for a reply fail at once, and later reads. Takes no lock; see ``QueueConsumer.stop``."""
+        self._connection.abort()
+
     def __enter__(self) -> Self:
         return self
 

@@ -11,15 +11,14 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from conquiet.core.background import wait_ready
+from conquiet.core.background import BackgroundWorker
 from conquiet.core.functions import require_arguments, require_made_for, warn_if_pool_is_smaller
-from conquiet.core.lifecycle import Lifecycle, Status
+from conquiet.core.lifecycle import AsyncLifecycle, Health, Status
 from conquiet.core.log import FactLogger
 from conquiet.errors import ConfigurationError, RabbitConnectionError, RabbitError
 from conquiet.metrics.outages import OutageWatch
@@ -31,7 +30,6 @@ from conquiet.rabbit.connection_supervisor import ConnectionSupervisor, unless_s
 from conquiet.rabbit.counters import Counters, DeliveryStats
 from conquiet.rabbit.dead_letter_check import find_dead_letters, report_missing_dead_letters
 from conquiet.rabbit.dispatcher import Dispatcher
-from conquiet.rabbit.health import RabbitHealth
 from conquiet.rabbit.link_session import Session
 from conquiet.rabbit.loop_stall_monitor import LoopStallMonitor
 from conquiet.rabbit.pipeline import Pipeline
@@ -46,7 +44,7 @@ logger = FactLogger(__name__)
 PACKAGE = "conquiet"
 
 
-class RabbitConsumer:
+class RabbitConsumer(BackgroundWorker):
     """Gives the messages of one queue to one syncer, and settles each with the broker.
 
     ``await consumer.run()`` works until :meth:`stop` is called or something fatal happens. ``async with`` runs it in
@@ -91,7 +89,7 @@ class RabbitConsumer:
         self._listeners = Listeners()
         self._outage = OutageWatch("RabbitMQ", f"nothing is consumed from queue {self._queue}")
         self._stall_monitor = LoopStallMonitor(self._on_stall)
-        self._life = Lifecycle("RabbitConsumer")
+        self._life = AsyncLifecycle("RabbitConsumer")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_event: asyncio.Event | None = None
         self._failure: RabbitError | None = None
@@ -100,8 +98,6 @@ class RabbitConsumer:
         self._dispatcher: Dispatcher | None = None
         self._slow_start: SlowStart | None = None
         self._ready = asyncio.Event()
-        self._ended = asyncio.Event()
-        self._task: asyncio.Task[Counters] | None = None
 
     # -------------------------------------------------------------- public
     def set_concurrency(self, concurrency: int) -> None:
@@ -139,17 +135,17 @@ class RabbitConsumer:
         """Whether consumption is paused because a server that the syncer needs is unavailable."""
         return self._dispatcher is not None and self._dispatcher.is_paused
 
-    def health(self) -> RabbitHealth:
+    def health(self) -> Health:
         """Report whether messages are consumed now. Never raises, and asks no server."""
+        count = self.count
+        handled = count.ack + count.nack + count.stale
+        return Health(status=self._life.status, reason=self._problem(), handled=handled)
+
+    def _problem(self) -> str:
         session = self._session
-        if self._life.status is not Status.RUNNING:
-            status = self._life.status
-            return RabbitHealth(ready=False, reason="not started" if status is Status.NEW else status.value)
         if session is None or not session.is_open or not self._ready.is_set():
-            return RabbitHealth(ready=False, reason="not connected to RabbitMQ")
-        if self.is_paused:
-            return RabbitHealth(ready=False, reason="paused: a server that the syncer needs is unavailable")
-        return RabbitHealth(ready=True)
+            return "not connected to RabbitMQ"
+        return "paused: a server that the syncer needs is unavailable" if self.is_paused else ""
 
     def listen(self, callback: Callable[[ConnectionEvent], None]) -> None:
         """Call ``callback`` whenever the connection is made, lost, blocked or unblocked. It must not block."""
@@ -176,43 +172,33 @@ class RabbitConsumer:
         try:
             await self._work(self._stop_event)
         finally:
-            self._life.finish()
             self._ready.set()
-            self._ended.set()
+            self._life.finish()
         if self._failure is not None:
             raise self._failure
         return self.count
 
     def stop(self) -> None:
-        """Ask for a graceful end; a second call ends the grace period at once.
+        """Ask for a graceful end. A second call ends the grace period, and half a second later the connection.
 
-        May be called from a signal handler, from any thread, or before the start.
+        May be called from a signal handler, from any thread, or before the start. A plain function in a thread
+        continues until the process ends.
         """
-        self._request_stop(self._on_forced_stop if self._life.is_stopping else self._on_stop)
+        self._request_stop(self._on_forced_stop if self._life.request_stop() else self._on_stop)
 
     async def close(self) -> None:
-        """Stop, and wait for the end. Called by the syncer it does not wait: the end waits for the syncer."""
+        """Stop and wait for the end, which releases everything. Called by the syncer it only stops."""
         self._request_stop(self._on_stop)
-        if self._dispatcher is not None and not self._dispatcher.owns_current_task():
-            await self._ended.wait()
+        if self._dispatcher is None or not self._dispatcher.owns_current_task():
+            await self._life.wait_ended()
 
     async def ready(self) -> None:
         """Wait until the broker sends messages, or until it is over."""
         if not (self._life.is_stopping and self._dispatcher is None):  # stopped before the start: over
             await self._ready.wait()
 
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self.run())
-        await wait_ready(self._task, self._ready)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        task, self._task = self._task, None
-        self._request_stop(self._on_stop)
-        if task is not None:
-            await task
+    def _enter(self) -> tuple[Coroutine[Any, Any, Counters], asyncio.Event]:
+        return self.run(), self._ready
 
     def fail(self, error: RabbitError) -> None:
         """End as after a fatal error, with ``error``: for the owner of the process, after an uncaught exception."""

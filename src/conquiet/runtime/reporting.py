@@ -19,7 +19,7 @@ from conquiet.redis_transport.connection_id import ConnectionId
 from conquiet.runtime.metrics import StreamStats
 
 if TYPE_CHECKING:
-    from conquiet.runtime.health import Health
+    from conquiet.runtime.health import EngineHealth
 
 VERSION: Final = "CONQUIET_APP_VERSION"
 """Environment variable with your program's version. The dashboard marks the first start of a version as a deploy."""
@@ -44,7 +44,7 @@ class WorkerReporter:
         self._reported: dict[str, Totals] = {}
         self._marked: set[str] = set()
         self.version = os.environ.get(VERSION, "")[:_MOST_TEXT] or f"conquiet {__version__}"
-        self.health: Callable[[], Health] | None = None
+        self.health: Callable[[], EngineHealth] | None = None
 
     def facts(self, connections: Sequence[ConnectionId] = ()) -> bytes:
         """Return the facts for the workers page as JSON.
@@ -62,11 +62,8 @@ class WorkerReporter:
             "at_ms": int(time.time() * 1000),
             "slots": self._concurrency,
         }
-        try:
-            health = None if self.health is None else self.health()
-        except RuntimeError:  # the event loop changed a dict while this thread read it
-            health = None
-        if health is not None:
+        if self.health is not None:
+            health = self.health()
             facts |= {"active": health.active, "in_flight": health.in_flight}
             facts |= {"ready": health.ready, "reason": health.reason[:_MOST_TEXT]}
         if connections:

@@ -5,7 +5,7 @@ import inspect
 import threading
 from typing import Any
 
-from conquiet.core.lifecycle import Lifecycle, Status, Worker
+from conquiet.core.lifecycle import AsyncLifecycle, Status, Worker
 from conquiet.rabbit import RabbitConfig, RabbitConsumer, sync_queue
 
 NOWHERE = "amqp://127.0.0.1:1"
@@ -29,7 +29,7 @@ async def test_a_stop_between_two_steps_of_the_start_counts() -> None:
     """There is no event loop yet that it could wake: with a broker the consumer would never end."""
     consumer = RabbitConsumer(NOWHERE, "q", never)
 
-    class Interrupted(Lifecycle):
+    class Interrupted(AsyncLifecycle):
         def start(self) -> None:
             super().start()
             consumer.stop()
