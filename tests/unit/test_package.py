@@ -37,6 +37,7 @@ from conquiet import (
     SyncEmitter,
     sync_queue,
 )
+from conquiet.core.lifecycle import BlockingLifecycle
 from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError, QueueError
 from conquiet.processor import Emitter
 from conquiet.queue.models import QueueMessage

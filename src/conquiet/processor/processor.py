@@ -183,7 +183,7 @@ class Processor(OperatorCalls, BackgroundWorker):
             ConfigurationError: No handler is registered. Nothing was sent.
             MalformedMessageError: The first ``foreign_limit`` entries of a stream are not messages. They stay pending.
         """
-        return await self._run(*self._assemble(), stop_event)
+        return await self._run(*self._begin(), stop_event)
 
     async def run(self) -> StopReport:
         """Process until ``stop()``; the same as ``start()``."""
@@ -230,7 +230,7 @@ class Processor(OperatorCalls, BackgroundWorker):
         self._emitter.leave_loop()
 
     def _enter(self) -> tuple[Coroutine[Any, Any, StopReport], asyncio.Event]:
-        engine, promoter = self._assemble()
+        engine, promoter = self._begin()
         return self._run(engine, promoter), engine.consuming
 
     @property
@@ -245,10 +245,7 @@ class Processor(OperatorCalls, BackgroundWorker):
         """Name of this consumer in the group."""
         return self._consumer_id
 
-    @property
-    def name(self) -> str:
-        """Name of the worker: its consumer id."""
-        return self._consumer_id
+    name = consumer_id
 
     @property
     def abandoned(self) -> int:
@@ -303,14 +300,17 @@ class Processor(OperatorCalls, BackgroundWorker):
         if self._recorder is not None:
             await self._recorder.drain()
 
-    def _assemble(self) -> tuple[Engine, DelayedPromoter]:
-        """Build the parts. Nothing is sent."""
+    def _begin(self) -> tuple[Engine, DelayedPromoter]:
         if not self._handlers:
             raise ConfigurationError(
                 f"this Processor of {', '.join(map(printable, self._streams))} has no handler, so that every message "
                 "would be unknown to it. Register one with @processor.handler(event) before the start"
             )
         self._lifecycle.start()
+        return self._assemble()
+
+    def _assemble(self) -> tuple[Engine, DelayedPromoter]:
+        """Build the parts. Nothing is sent."""
         for handler in self._handlers.values():
             handler.compare_pool(self._concurrency)
         clock, recorder = ServerClock(), self._recorder
