@@ -116,16 +116,16 @@ class Declarations:
                 batch is delivered while one is handled.
             within_s: Deadline from the arrival of the first message of a batch to its commit, 0.02 s if left out.
                 Messages are gathered for this time minus the duration of the last batches, and for half of it at least.
-            options: Options of ``RabbitConsumer``; see ``RabbitConfig``.
+            options: Options of ``RabbitConsumer``; see ``RabbitSettings``.
         """
-        from conquiet.rabbit.config import RabbitConfig
+        from conquiet.rabbit.settings import RabbitSettings
 
         self._life.require_new("queues")
         require_text("name", name)
         if batch is not None or within_s is not None:
             options |= {"batch": batch, "within_s": within_s}
         try:
-            RabbitConfig(**options)
+            RabbitSettings(**options)
         except TypeError as error:
             raise ConfigurationError(f"queue {name!r} has an option that does not exist: {error}") from None
 

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from conquiet.core.lifecycle import AsyncLifecycle, Status, Worker
-from conquiet.rabbit import RabbitConfig, RabbitConsumer, sync_queue
+from conquiet.rabbit import RabbitConsumer, RabbitSettings, sync_queue
 
 NOWHERE = "amqp://127.0.0.1:1"
 
@@ -96,5 +96,5 @@ def test_health_never_raises_and_names_the_status() -> None:
 
 def test_help_shows_every_setting_of_a_consumer() -> None:
     shown = inspect.signature(RabbitConsumer).parameters
-    assert list(shown) == ["url", "queue", "syncer", *inspect.signature(RabbitConfig).parameters]
+    assert list(shown) == ["url", "queue", "syncer", *inspect.signature(RabbitSettings).parameters]
     assert inspect.signature(sync_queue).parameters["concurrency"].default == 1
