@@ -4,11 +4,13 @@ Without a message no handler would notice that the database is unavailable, and 
 """
 
 import asyncio
+import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
 
-from conquiet.core.lifecycle import Health, Lifecycle
+from conquiet.core.background import BackgroundWorker
+from conquiet.core.lifecycle import AsyncLifecycle, Health
 from conquiet.core.log import reason_of
 from conquiet.metrics.outages import OutageWatch
 
@@ -20,7 +22,7 @@ _STALE_S: Final = 60.0
 _SLICE_S: Final = 0.1
 
 
-class DatabaseProbe:
+class DatabaseProbe(BackgroundWorker):
     """Opens a connection of its own every few seconds. It fails no worker: it reports. See ``core.lifecycle.Worker``.
 
     Args:
@@ -37,7 +39,7 @@ class DatabaseProbe:
         self._engine = engine
         self._interval_s = interval_s
         self._address = database_address(engine)
-        self._life = Lifecycle("this DatabaseProbe")
+        self._life = AsyncLifecycle("this DatabaseProbe")
         self._outage = OutageWatch("the database", "handlers that need it fail and are not charged")
         self._failure = ""
         self._answered_at = time.monotonic()
@@ -47,15 +49,24 @@ class DatabaseProbe:
         self._life.start()
         try:
             while not self._life.is_stopping:
-                await asyncio.to_thread(self._probe)
-                await self._sleep()
+                # A thread that nothing waits for: a database that does not answer must not delay a stop.
+                probing = threading.Thread(target=self._probe, name="conquiet-database-probe", daemon=True)
+                probing.start()
+                await self._wait_for(probing)
         finally:
             self._outage.close()
             self._life.finish()
 
+    async def _wait_for(self, probing: threading.Thread) -> None:
+        next_at = time.monotonic() + self._interval_s
+        while probing.is_alive() or time.monotonic() < next_at:
+            if self._life.is_stopping:  # stop() may only assign
+                return
+            await asyncio.sleep(_SLICE_S)
+
     def stop(self) -> None:
-        """Ask for the end."""
-        self._life.stop()
+        """Ask for the end, which comes within a tenth of a second."""
+        self._life.request_stop()
 
     def health(self) -> Health:
         """Report the result of the last probe."""
@@ -63,8 +74,13 @@ class DatabaseProbe:
         silence = f"the server {self._address} has not answered for {_STALE_S:g} s" if is_stale else ""
         return Health(status=self._life.status, reason=self._failure or silence)
 
-    def close(self) -> None:
-        """Release nothing: each probe closes its own connection."""
+    async def close(self) -> None:
+        """Stop and wait for the end. Each probe closes its own connection."""
+        self._life.stop()
+        await self._life.wait_ended()
+
+    def _enter(self) -> tuple[Coroutine[Any, Any, None], None]:
+        return self.run(), None
 
     def _probe(self) -> None:
         from sqlalchemy.engine import Engine
@@ -78,6 +94,8 @@ class DatabaseProbe:
         except Exception as error:  # noqa: BLE001 - whatever it is, the database cannot be used
             info = OperationInfo("asking the database for readiness")
             failure = as_write_error(error, info, connecting=True, server=self._address)
+            if self._life.is_stopping:  # a late answer: the outage is closed
+                return
             self._failure = reason_of(failure)
             self._outage.failed(failure, address=self._address)
         else:
@@ -86,11 +104,6 @@ class DatabaseProbe:
             self._outage.succeeded()
         finally:
             engine.dispose()
-
-    async def _sleep(self) -> None:
-        deadline = time.monotonic() + self._interval_s
-        while not self._life.is_stopping and time.monotonic() < deadline:  # noqa: ASYNC110 - stop() may only assign
-            await asyncio.sleep(_SLICE_S)
 
 
 def probe_for(engine: Callable[[], "Engine"]) -> list[DatabaseProbe]:

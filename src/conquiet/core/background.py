@@ -29,7 +29,7 @@ class BackgroundWorker:
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
-        """Start in the background and return once the worker does its work."""
+        """Start in the background and return once the worker has started."""
         running, ready = self._enter()
         self._background = asyncio.create_task(running)
         try:

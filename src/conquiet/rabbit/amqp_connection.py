@@ -69,7 +69,7 @@ class AmqpConnection(Connection, asyncio.Protocol):  # type: ignore[misc]  # pik
 
     def drop(self) -> None:
         """End the transport at once, without the closing handshake."""
-        self._adapter_disconnect_stream()
+        self._terminate_stream(amqp.StreamLostError("dropped by a forced stop"))
 
     # -------------------------------------------------------------- called by asyncio
     def connection_made(self, transport: Any) -> None:

@@ -93,6 +93,7 @@ class RedisConnection:
         timeout ends it.
         """
         self._aborted = True
+        self._close_idle()
         for connection in list(self._opened):
             _shut_down(connection)
 
