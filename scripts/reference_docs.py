@@ -56,7 +56,7 @@ SETTINGS = {
         "conquiet.scheduler.Every",
         "conquiet.scheduler.Once",
     ],
-    "RabbitMQ": ["conquiet.rabbit.RabbitConfig"],
+    "RabbitMQ": ["conquiet.rabbit.RabbitSettings"],
     "Dashboard": ["conquiet.dashboard.DashboardSettings"],
 }
 """Classes that users configure, by the part they belong to."""

@@ -12,6 +12,7 @@ from conquiet.core.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from conquiet.app import App, AppSettings, Emit, SyncEmit, TestApp
     from conquiet.config import DbConfig, QueueConfig
+    from conquiet.core.lifecycle import Health, Status
     from conquiet.db.locking.strategy import LockStrategy
     from conquiet.db.models import DbOperation, DbOperationType
     from conquiet.db.session import DbSession
@@ -49,6 +50,7 @@ __all__ = [
     "DbWriter",
     "Emit",
     "Every",
+    "Health",
     "Inbox",
     "InfrastructureError",
     "JobContext",
@@ -74,6 +76,7 @@ __all__ = [
     "RuntimeSettings",
     "ScheduleEntry",
     "Scheduler",
+    "Status",
     "SyncEmit",
     "SyncEmitter",
     "SyncJobContext",
@@ -88,6 +91,7 @@ __all__ = [
 _HOMES = {
     "conquiet.app": ("App", "AppSettings", "Emit", "SyncEmit", "TestApp"),
     "conquiet.config": ("DbConfig", "QueueConfig"),
+    "conquiet.core.lifecycle": ("Health", "Status"),
     "conquiet.db.locking.strategy": ("LockStrategy",),
     "conquiet.db.models": ("DbOperation", "DbOperationType"),
     "conquiet.db.session": ("DbSession",),

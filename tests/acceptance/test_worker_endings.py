@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from conquiet.cli.worker.child import Child
 from conquiet.cli.worker.heartbeat_file import HeartbeatFile
 from conquiet.cli.worker.worker_loader import find_workers
 from conquiet.core.functions import is_coroutine_function
-from conquiet.core.lifecycle import Worker
+from conquiet.core.lifecycle import Health, Status, Worker
 from conquiet.errors import LifecycleError
 from conquiet.processor import Processor
 from conquiet.rabbit import RabbitConsumer
@@ -100,8 +99,8 @@ class Idle:
 
     def stop(self) -> None: ...
 
-    def health(self) -> SimpleNamespace:
-        return SimpleNamespace(ready=False, reason="idle")
+    def health(self) -> Health:
+        return Health(status=Status.RUNNING, reason="idle")
 
     def close(self) -> None: ...
 
@@ -178,8 +177,8 @@ async def test_a_worker_is_closed_after_its_run(child: Child) -> None:
 
         def stop(self) -> None: ...
 
-        def health(self) -> SimpleNamespace:
-            return SimpleNamespace(ready=True, reason="")
+        def health(self) -> Health:
+            return Health(status=Status.RUNNING)
 
         def close(self) -> None:
             closed.append("sync")

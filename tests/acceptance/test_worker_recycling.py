@@ -192,12 +192,11 @@ def test_processes_are_recycled_one_at_a_time_at_no_cost(workers: Workers, clien
 
 def test_a_target_that_counts_no_messages_is_refused(workers: Workers, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
-        "from conquiet.core.lifecycle import Status\n"
-        "class Health:\n    ready, reason = True, ''\n"
+        "from conquiet.core.lifecycle import Health, Status\n"
         "class Bare:\n"
         "    name, status, abandoned = 'bare', Status.NEW, 0\n"
         "    def run(self): pass\n    def stop(self): pass\n    def close(self): pass\n"
-        "    def health(self): return Health()\n"
+        "    def health(self): return Health(status=Status.RUNNING)\n"
         "processor = Bare()\n"
     )
 
@@ -212,4 +211,4 @@ def test_a_target_that_counts_no_messages_is_refused(workers: Workers, tmp_path:
     )
 
     assert done.returncode == 2
-    assert "--max-messages counts what an App, a Processor or a runtime.Consumer handles" in done.stderr
+    assert "--max-messages counts messages that handlers have handled, and shop:processor runs none" in done.stderr

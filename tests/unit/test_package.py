@@ -37,6 +37,7 @@ from conquiet import (
     SyncEmitter,
     sync_queue,
 )
+from conquiet.core.lifecycle import BlockingLifecycle
 from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError, QueueError
 from conquiet.processor import Emitter
 from conquiet.queue.models import QueueMessage
@@ -366,7 +367,7 @@ def test_a_relay_without_its_table_says_so_at_every_attempt(
 ) -> None:
     """It retries, as when the database is unavailable, so the log must name the fault."""
     relay = OutboxRelay(engine, {"ledger": untyped(SimpleNamespace(publish=list))})
-    monkeypatch.setattr(relay, "_sleep", lambda _: relay.stop())
+    monkeypatch.setattr(BlockingLifecycle, "sleep", lambda _life, _s: relay.stop())
 
     with pytest.raises(DbWriteError, match=r"conquiet_outbox does not exist.*conquiet db init"):
         relay.relay_once()

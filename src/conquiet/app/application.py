@@ -11,10 +11,10 @@ no promise.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from conquiet.app.assembly import Assembly, Part
 from conquiet.app.emission import Emission
@@ -23,23 +23,23 @@ from conquiet.app.parameters import SessionKind, Signature, Source
 from conquiet.app.registry import Registry
 from conquiet.app.server_wait import ServerWait
 from conquiet.app.settings import AppSettings
-from conquiet.app.worker_group import WorkerGroup, WorkerHealth
-from conquiet.core.lifecycle import Lifecycle, Status
+from conquiet.core.background import BackgroundWorker
+from conquiet.core.lifecycle import AsyncLifecycle, Health, Status
 from conquiet.core.validation import require_positive, require_seconds, require_text
-from conquiet.errors import ConfigurationError
+from conquiet.core.worker_pool import current_worker
+from conquiet.errors import ConfigurationError, LifecycleError
 
 if TYPE_CHECKING:
     from sqlalchemy import MetaData
     from sqlalchemy.ext.asyncio import AsyncSession
 
     from conquiet.app.database import AnyDatabase
+    from conquiet.app.worker_group import WorkerGroup
     from conquiet.core.decode_function import Decode
     from conquiet.redis_transport.client import AnyRedis
 
-_READY_POLL_S = 0.01
 
-
-class App(EmittingApp):
+class App(BackgroundWorker, EmittingApp):
     """An application: its handlers, schedules and queues, and the servers they run on.
 
     A server that is not given is taken from the environment (``CONQUIET_REDIS_URL``, ``CONQUIET_DB_URL``,
@@ -103,11 +103,10 @@ class App(EmittingApp):
             outbox=lambda: self._assembly.outbox,
             clock=lambda: self._assembly.clock,
         )
-        super().__init__(registry, Lifecycle(f"app {name!r}"), stream, emission)
+        super().__init__(registry, AsyncLifecycle(f"app {name!r}"), stream, emission)
         self._concurrency = require_positive("concurrency", concurrency)
         self._wait_s = self._settings.wait_s
         self._workers: WorkerGroup | None = None
-        self._background: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"App({self._name!r}, {self._life.status.value})"
@@ -180,6 +179,9 @@ class App(EmittingApp):
                 await wait.until_up([*self._assembly.database_checks(), *self._assembly.broker_checks()])
                 if not self._life.is_stopping:
                     await workers.run()
+            except LifecycleError:
+                if not self._life.is_stopping:  # stopped between the check and the start of the workers
+                    raise
             finally:
                 await workers.close()
         finally:
@@ -203,9 +205,15 @@ class App(EmittingApp):
 
     def stop(self) -> None:
         """Request the stop: running handlers finish. A second call aborts them. May be called from a signal handler."""
-        self._life.stop()
+        self._life.request_stop()
         if self._workers is not None:
             self._workers.stop()
+
+    def _end(self) -> None:
+        """Stop without counting as a call of ``stop()``."""
+        self._life.stop()
+        if self._workers is not None:
+            self._workers.end()
 
     def set_only(self, only: Iterable[Part]) -> None:
         """Choose the parts that ``run()`` runs. ``conquiet worker --only`` calls it."""
@@ -222,12 +230,11 @@ class App(EmittingApp):
         self._life.require_new("wait_s")
         self._wait_s = require_seconds("wait_s", wait_s, zero_allowed=True)
 
-    def health(self) -> WorkerHealth:
+    def health(self) -> Health:
         """Return whether all parts do their work now. Never raises, and sends nothing to a server."""
-        if self._life.status is not Status.RUNNING:
-            reason = "not started" if self._life.status is Status.NEW else self._life.status.value
-            return WorkerHealth(ready=False, reason=reason)
-        return WorkerHealth(ready=False, reason="starting") if self._workers is None else self._workers.health()
+        if self._workers is None:
+            return Health(status=self._life.status, reason="starting", handled=0)
+        return replace(self._workers.health(), status=self._life.status)
 
     @property
     def abandoned(self) -> int:
@@ -235,7 +242,15 @@ class App(EmittingApp):
         return 0 if self._workers is None else self._workers.abandoned
 
     async def close(self) -> None:
-        """Close the connections of emit, handlers and resources. May be called twice. A later emit opens them again."""
+        """Stop if it runs, wait for the end, and release what was opened for emit, handlers and resources.
+
+        It may be called twice, and emit may follow: that opens new connections. Called by a handler it only stops.
+        """
+        if self._life.status is Status.RUNNING:
+            self._end()
+        if current_worker() is not None:
+            return
+        await self._life.wait_ended()
         await self._registry.resources.close()
         await self._assembly.close()
 
@@ -251,29 +266,8 @@ class App(EmittingApp):
         finally:
             await self.close()
 
-    async def __aenter__(self) -> Self:
-        """Run in the background; return once all parts do their work."""
-        self._background = asyncio.create_task(self.run())
-        try:
-            while not self.health().ready:
-                if self._background.done():
-                    self._background.result()
-                    break
-                await asyncio.sleep(_READY_POLL_S)
-        except BaseException:
-            self._background.cancel()
-            await asyncio.gather(self._background, return_exceptions=True)
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop and close. The error of a part that failed meanwhile is raised here."""
-        if not self._life.is_stopping:
-            self.stop()
-        if self._background is not None:
-            await self._background
+    def _enter(self) -> tuple[Coroutine[Any, Any, None], None]:
+        return self.run(), None
 
     # ------------------------------------------------------------ inside
     def _stream_of(self, event: str) -> str:

@@ -1,7 +1,7 @@
 """Build the workers of an application from its declarations, and open its servers on first use."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from conquiet.core.decode_function import Decode
     from conquiet.core.lifecycle import Worker
+    from conquiet.processor.partitioned import PartitionedProcessor
+    from conquiet.processor.processor import Processor
     from conquiet.redis_transport.client import AnyRedis
     from conquiet.transactional.relay import OutboxRelay
     from conquiet.transactional.targets import Target, ToProcessor
@@ -83,6 +85,7 @@ class Assembly:
         self._targets: list[ToProcessor] = []
         self._tables: set[str] = set()
         self._needs: set[str] = set()
+        self._processor: Processor | PartitionedProcessor | None = None
         self.only: frozenset[Part] | None = None
         self.clock: Clock = SYSTEM_CLOCK
 
@@ -227,10 +230,10 @@ class Assembly:
             workers.append(self._scheduler())
         if "relay" in chosen and (is_explicit or (self.has_database and self._redis is not None)):
             workers.append(self._relay())
-        workers += self._purgers(workers)
+        purgers = self._purgers()
         if self._tables:  # some part needs the database
             workers += probe_for(self.database.sync_engine)
-        return WorkerGroup(workers)
+        return WorkerGroup(workers, background=purgers)
 
     def environment(self, emission: Emission, loop: asyncio.AbstractEventLoop) -> HandlerEnvironment:
         """Return the shared environment of the handlers on a loop."""
@@ -250,7 +253,8 @@ class Assembly:
             )
         workers: list[Worker] = []
         if self._registry.handlers:
-            workers.append(self._processor(concurrency, environment))
+            self._processor = self._new_processor(concurrency, environment)
+            workers.append(self._processor)
         syncers = self.syncers(environment)
         for name, queue in self._registry.queues.items():
             from conquiet.rabbit.consumer import RabbitConsumer
@@ -262,7 +266,7 @@ class Assembly:
             workers.append(RabbitConsumer(self._rabbit, name, syncers[name], **options))
         return workers
 
-    def _purgers(self, busy: "Sequence[Worker]") -> "list[Worker]":
+    def _purgers(self) -> "list[Worker]":
         """Return the purgers of the tables in use, if a synchronous engine can reach them."""
         if self._settings.retention is None or not self._tables:
             return []
@@ -276,10 +280,10 @@ class Assembly:
             engine = self.database.sync_engine()
         except (ConfigurationError, ImportError):
             return []  # an in-memory database of an asynchronous engine, or no synchronous driver
-        others = tuple(busy)
+        busy = self._processor
         options: dict[str, Any] = {
             "retention": keep,
-            "is_idle": lambda: not any(getattr(worker.health(), "in_flight", 0) for worker in others),
+            "is_idle": lambda: busy is None or not busy.health().in_flight,
         }
         # One purger per table, each with its own lock: hosts that run different parts exclude each other as well.
         found: list[Worker] = []
@@ -289,7 +293,7 @@ class Assembly:
             found.append(Purger(engine, outbox=Outbox(self._settings.outbox), **options))
         return found
 
-    def _processor(self, concurrency: int, environment: HandlerEnvironment) -> "Worker":
+    def _new_processor(self, concurrency: int, environment: HandlerEnvironment) -> "Processor | PartitionedProcessor":
         redis = self._require_redis("handlers read from Redis")
         processor = new_processor(
             redis,

@@ -4,12 +4,13 @@ While no message arrives, no handler notices that the database is unavailable, a
 """
 
 import asyncio
+import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
 
-from conquiet.app.worker_group import WorkerHealth
-from conquiet.core.lifecycle import Lifecycle
+from conquiet.core.background import BackgroundWorker
+from conquiet.core.lifecycle import AsyncLifecycle, Health
 from conquiet.core.log import reason_of
 from conquiet.metrics.outages import OutageWatch
 
@@ -21,7 +22,7 @@ _STALE_S: Final = 60.0
 _SLICE_S: Final = 0.1
 
 
-class DatabaseProbe:
+class DatabaseProbe(BackgroundWorker):
     """Opens a separate connection every few seconds. A failure stops no worker. See ``core.lifecycle.Worker``.
 
     Args:
@@ -38,7 +39,7 @@ class DatabaseProbe:
         self._engine = engine
         self._interval_s = interval_s
         self._address = database_address(engine)
-        self._life = Lifecycle("this DatabaseProbe")
+        self._life = AsyncLifecycle("this DatabaseProbe")
         self._outage = OutageWatch("the database", "handlers that need it fail and are not charged")
         self._failure = ""
         self._answered_at = time.monotonic()
@@ -48,26 +49,38 @@ class DatabaseProbe:
         self._life.start()
         try:
             while not self._life.is_stopping:
-                await asyncio.to_thread(self._probe)
-                await self._sleep()
+                # A thread that nothing waits for: a database that does not answer must not delay a stop.
+                probing = threading.Thread(target=self._probe, name="conquiet-database-probe", daemon=True)
+                probing.start()
+                await self._wait_for(probing)
         finally:
             self._outage.close()
             self._life.finish()
 
+    async def _wait_for(self, probing: threading.Thread) -> None:
+        next_at = time.monotonic() + self._interval_s
+        while probing.is_alive() or time.monotonic() < next_at:
+            if self._life.is_stopping:  # stop() may only assign
+                return
+            await asyncio.sleep(_SLICE_S)
+
     def stop(self) -> None:
-        """Request the stop."""
-        self._life.stop()
+        """Request the stop. It ends within a tenth of a second."""
+        self._life.request_stop()
 
-    def health(self) -> WorkerHealth:
+    def health(self) -> Health:
         """Report the result of the last probe."""
-        if self._failure:
-            return WorkerHealth(ready=False, reason=self._failure)
-        if time.monotonic() - self._answered_at > _STALE_S:
-            return WorkerHealth(ready=False, reason=f"the server {self._address} has not replied for {_STALE_S:g} s")
-        return WorkerHealth(ready=True)
+        is_stale = time.monotonic() - self._answered_at > _STALE_S
+        silence = f"the server {self._address} has not replied for {_STALE_S:g} s" if is_stale else ""
+        return Health(status=self._life.status, reason=self._failure or silence)
 
-    def close(self) -> None:
-        """Release nothing: each probe closes its own connection."""
+    async def close(self) -> None:
+        """Stop and wait for the end. Each probe closes its own connection."""
+        self._life.stop()
+        await self._life.wait_ended()
+
+    def _enter(self) -> tuple[Coroutine[Any, Any, None], None]:
+        return self.run(), None
 
     def _probe(self) -> None:
         from sqlalchemy.engine import Engine
@@ -81,6 +94,8 @@ class DatabaseProbe:
         except Exception as error:  # noqa: BLE001 - after any error the database cannot be used
             info = OperationInfo("checking the database for readiness")
             failure = as_write_error(error, info, connecting=True, server=self._address)
+            if self._life.is_stopping:  # a late answer: the outage is closed
+                return
             self._failure = reason_of(failure)
             self._outage.failed(failure, address=self._address)
         else:
@@ -89,11 +104,6 @@ class DatabaseProbe:
             self._outage.succeeded()
         finally:
             engine.dispose()
-
-    async def _sleep(self) -> None:
-        deadline = time.monotonic() + self._interval_s
-        while not self._life.is_stopping and time.monotonic() < deadline:  # noqa: ASYNC110 - stop() may only assign
-            await asyncio.sleep(_SLICE_S)
 
 
 def probe_for(engine: Callable[[], "Engine"]) -> list[DatabaseProbe]:

@@ -8,7 +8,7 @@ from conquiet.app.events import Upgrade
 from conquiet.app.registry import AppHandlerSettings, Registry
 from conquiet.app.resources import Factory, Scope
 from conquiet.core.batching import batch_settings
-from conquiet.core.lifecycle import Lifecycle
+from conquiet.core.lifecycle import AsyncLifecycle
 from conquiet.core.validation import require_text
 from conquiet.errors import ConfigurationError
 
@@ -29,7 +29,7 @@ class Declarations:
         stream: The app's stream.
     """
 
-    def __init__(self, registry: Registry, life: Lifecycle, stream: str) -> None:
+    def __init__(self, registry: Registry, life: AsyncLifecycle, stream: str) -> None:
         self._registry = registry
         self._life = life
         self._stream = stream
@@ -116,16 +116,16 @@ class Declarations:
                 batch is delivered while one is handled.
             within_s: Deadline from the arrival of the first message of a batch to its commit, 0.02 s if left out.
                 Messages are gathered for this time minus the duration of the last batches, and for half of it at least.
-            options: Options of ``RabbitConsumer``; see ``RabbitConfig``.
+            options: Options of ``RabbitConsumer``; see ``RabbitSettings``.
         """
-        from conquiet.rabbit.config import RabbitConfig
+        from conquiet.rabbit.settings import RabbitSettings
 
         self._life.require_new("queues")
         require_text("name", name)
         if batch is not None or within_s is not None:
             options |= {"batch": batch, "within_s": within_s}
         try:
-            RabbitConfig(**options)
+            RabbitSettings(**options)
         except TypeError as error:
             raise ConfigurationError(f"queue {name!r} has an option that does not exist: {error}") from None
 

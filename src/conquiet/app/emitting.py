@@ -17,7 +17,7 @@ from conquiet.app.declarations import Declarations
 from conquiet.app.emission import Emission, EmitSettings
 from conquiet.app.registry import Registry
 from conquiet.app.result_types import ResultType, return_type
-from conquiet.core.lifecycle import Lifecycle
+from conquiet.core.lifecycle import AsyncLifecycle
 from conquiet.core.tracing import Headers
 from conquiet.core.validation import require_seconds
 from conquiet.errors import ConfigurationError
@@ -35,7 +35,7 @@ class EmittingApp(Declarations):
         emission: Sends messages.
     """
 
-    def __init__(self, registry: Registry, life: Lifecycle, stream: str, emission: Emission) -> None:
+    def __init__(self, registry: Registry, life: AsyncLifecycle, stream: str, emission: Emission) -> None:
         super().__init__(registry, life, stream)
         self._emission = emission
 

@@ -22,7 +22,7 @@ from conquiet.processor.dead_letter_record import DeadRecord
 
 if TYPE_CHECKING:
     from conquiet.core.batching import BatchSettings
-    from conquiet.rabbit.config import RabbitConfig
+    from conquiet.rabbit.settings import RabbitSettings
     from conquiet.rabbit.settle import DeliveryFacts, Verdict
 
 
@@ -48,7 +48,7 @@ class MemoryRabbitDelivery:
 @dataclass(slots=True)
 class _Queue:
     syncer: Callable[[Any], Any]
-    config: "RabbitConfig"
+    settings: "RabbitSettings"
 
 
 class MemoryQueues:
@@ -68,9 +68,9 @@ class MemoryQueues:
 
     def add(self, name: str, handler: QueueHandler, syncer: Callable[[Any], Any]) -> None:
         """Add a queue and the syncer that handles its messages."""
-        from conquiet.rabbit.config import RabbitConfig
+        from conquiet.rabbit.settings import RabbitSettings
 
-        self._queues[name] = _Queue(syncer, RabbitConfig(**handler.options))
+        self._queues[name] = _Queue(syncer, RabbitSettings(**handler.options))
 
     def publish(self, queue: str, payload: Mapping[str, Any] | bytes, message_id: str | None) -> None:
         """Put a message into a queue.
@@ -100,16 +100,16 @@ class MemoryQueues:
 
         first = self._waiting.popleft()
         queue = self._queues[first.queue]
-        config = queue.config
-        pipeline = Pipeline(config.schemas, config.max_retries, None, config.max_body_bytes)
+        settings = queue.settings
+        pipeline = Pipeline(settings.schemas, settings.max_retries, None, settings.max_body_bytes)
         ready: list[tuple[MemoryRabbitDelivery, Any]] = []
-        for delivery in (first, *self._taken_with(first, config.batches)):
+        for delivery in (first, *self._taken_with(first, settings.batches)):
             prepared = pipeline.prepare(delivery.headers, delivery.body)
             if isinstance(prepared, Ready):
                 ready.append((delivery, prepared.message))
             else:
                 self._settle(delivery, prepared, queue)
-        if config.batches is None:
+        if settings.batches is None:
             for delivery, message in ready:
                 self._settle(delivery, await self._verdict(queue, delivery, message), queue)
         elif ready:
@@ -151,7 +151,7 @@ class MemoryQueues:
     def _settle(self, delivery: MemoryRabbitDelivery, verdict: "Verdict", queue: _Queue) -> None:
         from conquiet.rabbit.settle import Disposition, decide
 
-        match decide(verdict, delivery.facts, queue.config.policy):
+        match decide(verdict, delivery.facts, queue.settings.policy):
             case Disposition.ACK | Disposition.DROP:
                 pass
             case Disposition.REQUEUE:

@@ -2,40 +2,31 @@
 
 import asyncio
 import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from conquiet.core.background import BackgroundWorker
 from conquiet.core.functions import is_coroutine_function
-from conquiet.core.lifecycle import Worker, handled_by
+from conquiet.core.lifecycle import AsyncLifecycle, Health, Worker
+from conquiet.core.worker_pool import current_worker
 from conquiet.errors import LifecycleError
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerHealth:
-    """Whether workers do their work.
-
-    Attributes:
-        ready: True while all of them do.
-        reason: Why not; empty while they do.
-        handled: Messages that those of them have handled that count them.
-    """
-
-    ready: bool
-    reason: str = ""
-    handled: int = 0
-
-
-class WorkerGroup:
-    """Workers that start and end together. A group runs once.
+class WorkerGroup(BackgroundWorker):
+    """Workers that start and end together. Satisfies ``core.lifecycle.Worker``.
 
     Args:
         workers: Asyncio workers run on the loop, synchronous ones in a thread each.
+        background: Workers whose health does not count: the group is ready even while they fail.
     """
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
-        self._workers = tuple(workers)
-        self._stopping = False
+    name = "workers"
+
+    def __init__(self, workers: Sequence[Worker], *, background: Sequence[Worker] = ()) -> None:
+        self._needed = tuple(workers)
+        self._workers = (*self._needed, *background)
+        self._life = AsyncLifecycle("this WorkerGroup")
+        self._are_stopped = False
 
     @property
     def abandoned(self) -> int:
@@ -48,17 +39,22 @@ class WorkerGroup:
         Raises:
             Exception: The first failure of a worker, after all of them have ended.
         """
-        if self._stopping:
-            return
+        self._life.start()
         tasks = {asyncio.create_task(self._run_one(worker), name=worker.name): worker for worker in self._workers}
+        try:
+            await self._run_all(tasks)
+        finally:
+            self._life.finish()
+
+    async def _run_all(self, tasks: "dict[asyncio.Task[Any], Worker]") -> None:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             failure = next((task for task in tasks if task.done() and task.exception() is not None), None)
-            if failure is not None and not self._stopping:
-                self.stop()
+            if failure is not None:
+                self.end()
             await asyncio.gather(*tasks, return_exceptions=True)
         except asyncio.CancelledError:
-            self.stop()
+            self.end()
             for task, worker in tasks.items():
                 if is_coroutine_function(worker.run):  # a thread cannot be cancelled: it ends because of stop()
                     task.cancel()
@@ -71,24 +67,40 @@ class WorkerGroup:
 
     def stop(self) -> None:
         """Request the stop of all workers; a second call forces it. May be called from a signal handler."""
-        self._stopping = True
-        for worker in self._workers:
-            worker.stop()
+        if self._life.request_stop():
+            for worker in self._workers:
+                worker.stop()
+        else:
+            self.end()
 
-    def health(self) -> WorkerHealth:
-        """Return whether all workers do their work, else the reason of each worker that does not."""
-        needed = [worker for worker in self._workers if not getattr(worker, "is_background", False)]
-        states = [(worker.name, worker.health()) for worker in needed]
+    def end(self) -> None:
+        """Stop all workers, unless they are stopping: a second ``stop()`` would force them."""
+        self._life.stop()
+        if not self._are_stopped:
+            self._are_stopped = True
+            for worker in self._workers:
+                worker.stop()
+
+    def health(self) -> Health:
+        """Return whether all workers do their work, else the reason of each one that does not. Never raises."""
+        states = [(worker.name, worker.health()) for worker in self._needed]
         reasons = [f"{name}: {health.reason}" for name, health in states if not health.ready]
-        handled = sum(handled_by(worker) or 0 for worker in self._workers)
-        return WorkerHealth(ready=not reasons, reason="; ".join(reasons), handled=handled)
+        counts = [health.handled for _, health in states if health.handled is not None]
+        return Health(status=self._life.status, reason="; ".join(reasons), handled=sum(counts) if counts else None)
 
     async def close(self) -> None:
-        """Release the connections of all workers."""
+        """Stop all workers, wait for their end, and release their connections. Called by a handler it only stops."""
+        self.end()
+        if current_worker() is not None:
+            return
+        await self._life.wait_ended()
         for worker in self._workers:
             closing = worker.close()
             if inspect.isawaitable(closing):
                 await closing
+
+    def _enter(self) -> tuple[Coroutine[Any, Any, None], None]:
+        return self.run(), None
 
     async def _run_one(self, worker: Worker) -> Any:
         try:
@@ -97,5 +109,5 @@ class WorkerGroup:
             return await asyncio.to_thread(worker.run)
         except LifecycleError:
             # A worker that was stopped between the check above and its start refuses to start.
-            if not self._stopping:
+            if not self._life.is_stopping:
                 raise

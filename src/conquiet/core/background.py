@@ -1,7 +1,73 @@
-"""Start a background task in ``__aenter__``."""
+"""``async with`` of the asyncio workers: entering runs the worker in the background, leaving closes it."""
 
 import asyncio
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Final, Self
+
+from conquiet.core.lifecycle import Health
+
+_POLL_S: Final = 0.01
+
+
+class BackgroundWorker:
+    """The base class of asyncio workers. A subclass has ``run()``, ``health()``, ``close()`` and ``_enter()``."""
+
+    _background: asyncio.Task[Any] | None = None
+
+    def health(self) -> Health:
+        """Report whether the worker does its work."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Stop, wait for the end, and release what was opened."""
+        raise NotImplementedError
+
+    def _enter(self) -> tuple[Coroutine[Any, Any, Any], asyncio.Event | None]:
+        """Return what to run, and the event that is set once it works. None waits until ``health().ready``."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        """Start in the background and return once the worker has started."""
+        running, ready = self._enter()
+        self._background = asyncio.create_task(running)
+        try:
+            if ready is None:
+                await wait_healthy(self._background, self.health)
+            else:
+                await wait_ready(self._background, ready)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close. Raise the error that ended the worker, if any."""
+        await self.close()
+        if self._background is not None:
+            await self._background
+
+
+@asynccontextmanager
+async def stop_on(event: asyncio.Event | None, stop: Callable[[], None]) -> AsyncIterator[None]:
+    """Call ``stop`` if ``event`` is set before the block ends."""
+    if event is None:
+        yield
+        return
+
+    async def watch() -> None:
+        await event.wait()
+        stop()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watcher.cancel()
+        await asyncio.gather(watcher, return_exceptions=True)
 
 
 async def wait_ready(running: asyncio.Task[Any], ready: asyncio.Event) -> None:
@@ -20,5 +86,18 @@ async def wait_ready(running: asyncio.Task[Any], ready: asyncio.Event) -> None:
     finally:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
+    if running.done():
+        running.result()
+
+
+async def wait_healthy(running: asyncio.Task[Any], health: Callable[[], Health]) -> None:
+    """Do what ``wait_ready`` does for a worker that only its ``health()`` reports as ready."""
+    try:
+        while not running.done() and not health().ready:  # noqa: ASYNC110 - any part of the worker changes it
+            await asyncio.sleep(_POLL_S)
+    except BaseException:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        raise
     if running.done():
         running.result()

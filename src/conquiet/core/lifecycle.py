@@ -1,14 +1,25 @@
-"""The lifecycle of every worker: start, stop and finish, each once.
+"""The lifecycle of every worker: run, stop, health, close. A worker lives once.
 
 NEW ──start──▶ RUNNING ──stop──▶ STOPPING ──finish──▶ STOPPED
 │                │                                      ▲
 └──── stop ──────┴──────────────── finish ──────────────┘
+
+See docs/decisions/0014.
 """
 
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from conquiet.errors import LifecycleError
+
+_SLICE_S: Final = 0.1
+"""Longest sleep without a check for a stop. An event would end a sleep at once, but setting it takes a lock, which a
+signal handler must not do."""
 
 
 class Status(Enum):
@@ -20,18 +31,46 @@ class Status(Enum):
     STOPPED = "stopped"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """The health of a worker at one moment, determined without a call to a server.
+
+    Attributes:
+        status: Place in the lifecycle.
+        reason: Why the worker does not do its work, in a few words. Empty while it does. Follows from the status unless
+            that is RUNNING.
+        handled: Messages whose handler has ended since the start, with success or failure. None if the worker runs no
+            handlers.
+    """
+
+    status: Status
+    reason: str = ""
+    handled: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.status is not Status.RUNNING:
+            object.__setattr__(self, "reason", "not started" if self.status is Status.NEW else self.status.value)
+
+    @property
+    def ready(self) -> bool:
+        """True while the worker runs and does its work."""
+        return not self.reason
+
+
 class Lifecycle:
     """Keeps the status and rejects calls in the wrong order.
 
-    ``stop()`` only assigns: it may be called from a signal handler, from another thread, twice, or before the start.
-    No lock is used, so it cannot deadlock; each step is one assignment.
+    ``request_stop()`` and ``stop()`` only assign: they may be called from a signal handler, from another thread, twice,
+    or before the start. No lock is used, so they cannot deadlock; each step is one assignment.
     """
 
-    __slots__ = ("_name", "_status")
+    __slots__ = ("_is_forced", "_is_requested", "_name", "_status")
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._status = Status.NEW
+        self._is_requested = False
+        self._is_forced = False
 
     @property
     def status(self) -> Status:
@@ -42,6 +81,11 @@ class Lifecycle:
     def is_stopping(self) -> bool:
         """True after the first ``stop()``, also once STOPPED."""
         return self._status in {Status.STOPPING, Status.STOPPED}
+
+    @property
+    def is_forced(self) -> bool:
+        """True after the second ``request_stop()``."""
+        return self._is_forced
 
     def start(self) -> None:
         """Change NEW to RUNNING. Raise ``LifecycleError`` in any other status."""
@@ -54,8 +98,20 @@ class Lifecycle:
         if self._status is not Status.NEW:
             raise LifecycleError(f"{self._name} is {self._status.value}: its {what} can only be set before the start")
 
+    def request_stop(self) -> bool:
+        """Stop because the worker's ``stop()`` was called. Return True from the second call on: the stop is forced.
+
+        Ends for other reasons (a failure, ``close()``, leaving a block) call ``stop()``: the first ``stop()`` of a
+        worker that ends already is not meant to abort its handlers.
+        """
+        if self._is_requested:
+            self._is_forced = True
+        self._is_requested = True
+        self.stop()
+        return self._is_forced
+
     def stop(self) -> None:
-        """Request the stop. A worker that never ran is STOPPED immediately. A second call changes nothing."""
+        """Begin the stop. A worker that never ran is STOPPED immediately. A second call changes nothing."""
         if self._status is Status.NEW:
             self._status = Status.STOPPED
         elif self._status is Status.RUNNING:
@@ -65,29 +121,92 @@ class Lifecycle:
         """Change any status to STOPPED."""
         self._status = Status.STOPPED
 
-
-class Readiness(Protocol):
-    """The health of a worker, determined without a server call."""
-
     @property
-    def ready(self) -> bool:
-        """True while the worker does its work."""
-        ...
+    def _is_over(self) -> bool:
+        """True before the start and after the end."""
+        return self._status in {Status.NEW, Status.STOPPED}
 
-    @property
-    def reason(self) -> str:
-        """Why the worker is not ready, in a few words. Empty while it is ready."""
-        ...
+
+class AsyncLifecycle(Lifecycle):
+    """The lifecycle of a worker whose ``run()`` is a coroutine."""
+
+    __slots__ = ("_ended",)
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._ended = asyncio.Event()
+
+    def finish(self) -> None:
+        """See ``Lifecycle``. Call it in the loop of ``run()``."""
+        super().finish()
+        self._ended.set()
+
+    async def wait_ended(self) -> None:
+        """Wait for the end of ``run()``, if it was called."""
+        if not self._is_over:
+            await self._ended.wait()
+
+
+class BlockingLifecycle(Lifecycle):
+    """The lifecycle of a worker whose ``run()`` blocks a thread."""
+
+    __slots__ = ("_ended", "_thread")
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._ended = threading.Event()
+        self._thread: int | None = None
+
+    def start(self, *, in_background: bool = False) -> None:
+        """See ``Lifecycle``. ``in_background``: another thread than the caller's is going to run."""
+        super().start()
+        self._thread = None if in_background else threading.get_ident()
+
+    def finish(self) -> None:
+        """See ``Lifecycle``."""
+        super().finish()
+        self._ended.set()
+
+    def wait_ended(self) -> bool:
+        """Wait for the end of ``run()``. Return False without waiting if ``run()`` itself is the caller."""
+        if self._is_over:
+            return True
+        if self._thread == threading.get_ident():
+            return False
+        self._ended.wait()
+        return True
+
+    def sleep(self, duration_s: float) -> bool:
+        """Sleep, at most until a tenth of a second after a stop. Return False if the worker is stopping."""
+        sleep_unless(lambda: self.is_stopping, duration_s)
+        return not self.is_stopping
+
+
+def sleep_unless(is_stopping: Callable[[], bool], duration_s: float) -> None:
+    """Sleep, at most until a tenth of a second after ``is_stopping`` returns True."""
+    deadline = time.monotonic() + duration_s
+    while not is_stopping() and (left_s := deadline - time.monotonic()) > 0:
+        time.sleep(min(left_s, _SLICE_S))
 
 
 @runtime_checkable
 class Worker(Protocol):
     """The interface of everything that runs until it is stopped, for ``conquiet worker`` and applications.
 
-    ``stop()`` only assigns and may be called from a signal handler. A second call forces the stop if handlers can be
-    interrupted. ``health()`` may be called at any time and never raises. ``close()`` releases connections after the
-    end and may be called twice. Asyncio workers are also ``async with`` contexts, synchronous workers ``with``
-    contexts.
+    ``run()`` works until stopped, once: after a run or a stop it raises ``LifecycleError``.
+
+    ``stop()`` lets running handlers finish. A second call forces the end: handlers that can be cancelled are cancelled,
+    and waits for a server are aborted with their connections. Nothing is acknowledged without its commit. A handler
+    that runs in a thread cannot be interrupted. ``stop()`` takes no lock: signal handlers and other threads may call
+    it.
+
+    ``health()`` may be called at any time, from any thread, and never raises.
+
+    ``close()`` stops a running worker without forcing it, waits for its end, and releases what the worker has opened.
+    It may be called at any time and twice. Called by a handler of the worker it only stops: it cannot wait for itself.
+
+    Asyncio workers are ``async with`` contexts, synchronous workers ``with`` contexts. Leaving the block closes the
+    worker. Entering it starts an asyncio worker in the background.
     """
 
     @property
@@ -100,30 +219,18 @@ class Worker(Protocol):
         ...
 
     def stop(self) -> None:
-        """Request the stop."""
+        """Request the stop; the second call forces it."""
         ...
 
-    def health(self) -> Readiness:
-        """Report whether the worker is ready."""
+    def health(self) -> Health:
+        """Report whether the worker does its work."""
         ...
 
     def close(self) -> Any:
-        """Release the connections of the worker."""
+        """Stop, wait for the end, and release what was opened."""
         ...
 
     @property
     def abandoned(self) -> int:
         """Handlers that did not end within the grace period."""
         ...
-
-
-def handled_by(worker: Worker) -> int | None:
-    """Return how many messages a worker has handled since its start. None if it does not count them."""
-    health = worker.health()
-    handled = getattr(health, "handled", None)
-    if handled is not None:
-        return int(handled)
-    streams = getattr(health, "streams", None)
-    if streams is None:
-        return None
-    return int(sum(counts.succeeded + counts.failed for counts in streams.values()))

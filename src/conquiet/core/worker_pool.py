@@ -145,7 +145,7 @@ class WorkerPool(Generic[T]):
 
     def owns_current_task(self) -> bool:
         """Return whether the caller runs inside a handler of this pool and so cannot wait for the pool to end."""
-        return asyncio.current_task() in self._all_workers()
+        return current_worker() in self._all_workers()
 
     def abort(self) -> int:
         """Cancel the workers and their handlers without waiting. Return how many handlers were running."""

@@ -1,11 +1,12 @@
-"""Operator methods of a processor: pauses, dead letters, job states."""
+"""The methods of a processor that need no running engine: emit, pauses, dead letters, job states."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.validation import require_text
 from conquiet.processor.dead_letters import DeadLetters
-from conquiet.processor.emit_requests import NewMessage
+from conquiet.processor.emit_requests import Emitted, NewMessage
 from conquiet.processor.emitter import Emitter
 from conquiet.processor.jobs import Jobs
 from conquiet.processor.pauses import Pauses
@@ -14,7 +15,7 @@ from conquiet.redis_transport.client import AsyncClient
 
 
 class OperatorCalls:
-    """The operator methods of ``Processor``."""
+    """The methods of ``Processor`` that need no running engine."""
 
     _client: AsyncClient
     _emitter: Emitter
@@ -40,6 +41,15 @@ class OperatorCalls:
     def job(self, job_id: str, *, stream: str | None = None) -> JobHandle:
         """Return the handle of a job, to wait for its result or read its progress. Sends nothing."""
         return JobHandle(self._client, self._first_or(stream), require_text("id", job_id))
+
+    @takes_keywords_of(Emitter.emit)
+    async def emit(self, event: str, data: Mapping[str, Any] | None = None, **options: Any) -> Emitted:
+        """Emit one message. Options as for ``Emitter.emit``: id, key, delay_s, at, stream, max_attempts, debounce."""
+        return await self._emitter.emit(event, data, **options)
+
+    async def emit_many(self, messages: Iterable[NewMessage], *, stream: str | None = None) -> list[Emitted]:
+        """Emit many messages, atomically per chunk; see ``Emitter.emit_many``."""
+        return await self._emitter.emit_many(messages, stream=stream)
 
     async def emit_and_wait(
         self,

@@ -9,16 +9,17 @@ See docs/decisions/0051.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
 
-from conquiet.core.background import wait_ready
+from conquiet.core.background import BackgroundWorker
 from conquiet.core.identity import stable_consumer_id
-from conquiet.core.lifecycle import Lifecycle, Status
+from conquiet.core.lifecycle import AsyncLifecycle, Status
 from conquiet.core.redaction import printable
 from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.validation import require_positive, require_text
-from conquiet.errors import ConfigurationError, QueueError
+from conquiet.errors import ConfigurationError, LifecycleError, QueueError
 from conquiet.processor.context import JobContext
 from conquiet.processor.emit_requests import Emitted, NewMessage
 from conquiet.processor.emitter import Emitter
@@ -35,7 +36,7 @@ from conquiet.processor.settings import ProcessorSettings
 from conquiet.redis_transport.client import AnyRedis, clone_async
 from conquiet.redis_transport.errors import RedisError
 from conquiet.runtime.engine_events import Callback
-from conquiet.runtime.health import NOT_STARTED, Health
+from conquiet.runtime.health import NOT_STARTED, EngineHealth
 from conquiet.runtime.settings import RuntimeSettings
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ _REFRESHES = 2
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class PartitionedProcessor:
+class PartitionedProcessor(BackgroundWorker):
     """Runs a handler per event for one stream with many partitions. The guarantees of ``Processor`` apply.
 
     Order by key holds, even while the number of partitions grows.
@@ -98,10 +99,9 @@ class PartitionedProcessor:
         self._running: dict[asyncio.Task[Any], Processor] = {}
         self._covered = 0
         self._has_batches = False
-        self._lifecycle = Lifecycle("this PartitionedProcessor")
-        self._stopping = asyncio.Event()
+        self._lifecycle = AsyncLifecycle("this PartitionedProcessor")
         self._ready = asyncio.Event()
-        self._background: asyncio.Task[None] | None = None
+        self._work: asyncio.Task[None] | None = None
 
     @takes_keywords_of(Processor.handler)
     def handler(self, event: str, **options: Any) -> Callable[[F], F]:
@@ -141,38 +141,40 @@ class PartitionedProcessor:
             QueueError: The server could not be reached, at the start or for too long.
         """
         self._lifecycle.start()
+        self._work = asyncio.create_task(self._read_partitions(), name="conquiet-partitions")
+        if self._lifecycle.is_stopping:  # a signal or another thread called stop() before there was a task to end
+            self._work.cancel()
         try:
-            layout = await self._layout.read()
-            if layout.to_read < self._partitions:
-                layout = await self._layout.grow(self._partitions)
-            self._cover(layout.to_read)
-            self._ready.set()
-            await self._supervise()
+            await self._work
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._lifecycle.is_stopping or (task is not None and task.cancelling()):
+                raise
         finally:
-            self.stop()
+            for processor in self._running.values():
+                processor.end()
             results = await asyncio.gather(*self._running, return_exceptions=True)
             for processor in self._running.values():
                 await processor.close()
             self._lifecycle.finish()
         for result in results:
-            if isinstance(result, BaseException):
+            # A processor that was stopped before it started refuses to start: that is the end we asked for.
+            if isinstance(result, BaseException) and not isinstance(result, LifecycleError):
                 raise result
 
-    async def _supervise(self) -> None:
-        """Wait for the stop and check for growth."""
-        stopping = asyncio.create_task(self._stopping.wait())
-        try:
-            while not self._stopping.is_set():
-                done, _ = await asyncio.wait(
-                    {stopping, *self._running},
-                    timeout=_REFRESHES * self._settings.refresh_s,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if done:
-                    return
-                await self._follow_growth()
-        finally:
-            stopping.cancel()
+    async def _read_partitions(self) -> None:
+        """Start the processors, and check for growth until one of them ends. A stop cancels this."""
+        layout = await self._layout.read()
+        if layout.to_read < self._partitions:
+            layout = await self._layout.grow(self._partitions)
+        self._cover(layout.to_read)
+        self._ready.set()
+        period_s = _REFRESHES * self._settings.refresh_s
+        while True:
+            done, _ = await asyncio.wait(self._running, timeout=period_s, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return
+            await self._follow_growth()
 
     async def _follow_growth(self) -> None:
         try:
@@ -217,31 +219,37 @@ class PartitionedProcessor:
             return await call_next(ctx)
 
     def stop(self) -> None:
-        """Request the stop. A second call forces it. Safe in a signal handler."""
-        self._lifecycle.stop()
-        self._stopping.set()
-        for processor in self._running.values():
+        """Request the stop; a second call forces it. See ``runtime.Consumer.stop``. Safe in a signal handler."""
+        self._lifecycle.request_stop()
+        for processor in list(self._running.values()):
             processor.stop()
+        self._end_work()
+
+    def end(self) -> None:
+        """Stop in order, without counting as a call of ``stop()``: a later ``stop()`` does not force."""
+        self._lifecycle.stop()
+        self._end_work()
+
+    def _end_work(self) -> None:
+        if self._work is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._work.get_loop().call_soon_threadsafe(self._work.cancel)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Stop in order, wait for the end, and close the connections. Called by a handler it only stops.
+
+        A processor that only emits may emit again afterwards.
+        """
+        if self._work is not None:
+            self.end()
+        if any(processor.is_own_handler() for processor in self._running.values()):
+            return
+        await self._lifecycle.wait_ended()
         with contextlib.suppress(RedisError, OSError):
             await self._client.aclose()
 
-    async def __aenter__(self) -> Self:
-        """Start in the background and return once the partitions are known and being opened."""
-        self._background = asyncio.create_task(self.run())
-        await wait_ready(self._background, self._ready)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Stop in order and close. Raise the error that ended the processor, if any."""
-        self.stop()
-        try:
-            if self._background is not None:
-                await self._background
-        finally:
-            await self.close()
+    def _enter(self) -> tuple[Coroutine[Any, Any, None], asyncio.Event]:
+        return self.run(), self._ready
 
     @property
     def status(self) -> Status:
@@ -263,10 +271,11 @@ class PartitionedProcessor:
         """Number of partitions that this processor reads."""
         return self._covered
 
-    def health(self) -> Health:
+    def health(self) -> EngineHealth:
         """Return the health of the first engine that is not ready, without a call to the server. Never raises."""
-        states = [processor.health() for processor in self._running.values()]
-        return next((state for state in states if not state.ready), states[0]) if states else NOT_STARTED
+        states = [processor.health() for processor in list(self._running.values())]
+        found = next((state for state in states if not state.ready), states[0]) if states else NOT_STARTED
+        return replace(found, status=self._lifecycle.status, handled=sum(state.handled for state in states))
 
     @takes_keywords_of(Emitter.emit)
     async def emit(self, event: str, data: Mapping[str, Any] | None = None, **options: Any) -> Emitted:

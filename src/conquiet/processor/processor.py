@@ -2,24 +2,24 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
+from conquiet.core.background import BackgroundWorker
 from conquiet.core.batching import batch_settings
 from conquiet.core.functions import reject_generator_function, require_made_for
 from conquiet.core.identity import stable_consumer_id
-from conquiet.core.lifecycle import Status
+from conquiet.core.lifecycle import AsyncLifecycle, Status
 from conquiet.core.redaction import printable
 from conquiet.core.settlement import Settlement
-from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError, LifecycleError
 from conquiet.processor.assembly import AssembledProcessor, ProcessorParts, assemble
 from conquiet.processor.batch_handler_runner import Runners, runner_of
 from conquiet.processor.delayed import DelayedPromoter, Poll, PollListener
-from conquiet.processor.emit_requests import Emitted, NewMessage
 from conquiet.processor.emitter import Emitter
 from conquiet.processor.jobs import JobRecorder
 from conquiet.processor.keys import Keys, keys_of
@@ -35,14 +35,15 @@ from conquiet.redis_transport.client import AnyRedis, clone_async
 from conquiet.redis_transport.errors import RedisError
 from conquiet.runtime.engine import Engine
 from conquiet.runtime.engine_events import Callback
-from conquiet.runtime.health import NOT_STARTED, NOTHING_DONE, Health, StopReport
+from conquiet.runtime.health import NOT_STARTED, NOTHING_DONE, EngineHealth, StopReport
 from conquiet.runtime.message import RuntimeMessage
 from conquiet.runtime.settings import RuntimeSettings, require_streams
+from conquiet.runtime.shutdown import wait_unless_forced
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Processor(OperatorCalls):
+class Processor(OperatorCalls, BackgroundWorker):
     """Runs a handler per event, with retries, delays, dead letters and pauses.
 
     Args:
@@ -94,13 +95,14 @@ class Processor(OperatorCalls):
         )
         self._runners: Runners = {}
         self._paused_streams: frozenset[str] = frozenset()
-        self._stop_asked = False
+        self._lifecycle = AsyncLifecycle("this Processor")
+        self._starting: asyncio.Task[None] | None = None
+        self._closes_at_end = False
         self._poll_listeners: list[PollListener] = [OrderOwnerCheck(self._group)]
 
     def set_concurrency(self, concurrency: int) -> None:
         """Change the maximum number of concurrent handlers before the start. Used by ``conquiet worker``."""
-        if self._engine is not None:
-            raise LifecycleError("this Processor was started: its concurrency can only be set before")
+        self._lifecycle.require_new("concurrency")
         self._concurrency = require_positive("concurrency", concurrency)
 
     def handler(
@@ -127,8 +129,7 @@ class Processor(OperatorCalls):
             within_s: Deadline for the effect of the first message of a batch, 0.02 s by default. The batch is gathered
                 for this time minus the recent batch duration, but for at least half of it.
         """
-        if self._engine is not None:
-            raise LifecycleError("handlers are registered before the start")
+        self._lifecycle.require_new("handlers")
         require_event(event)  # checked here, because a bare @processor.handler would never register
         gathered = batch_settings(batch, within_s)
         options: dict[str, Any] = {"timeout_s": timeout_s, "concurrency": concurrency, "rate": rate}
@@ -147,8 +148,7 @@ class Processor(OperatorCalls):
 
     def add_middleware(self, middleware: Middleware) -> None:
         """Run ``async def middleware(ctx, call_next)`` around every handler. The first one added is the outermost."""
-        if self._engine is not None:
-            raise LifecycleError("middlewares are added before the start")
+        self._lifecycle.require_new("middlewares")
         if not callable(middleware):
             raise ConfigurationError("a middleware must be callable: async def middleware(ctx, call_next)")
         reject_generator_function("a middleware", middleware)
@@ -177,29 +177,25 @@ class Processor(OperatorCalls):
             ConfigurationError: No handler is registered. Nothing was sent.
             MalformedMessageError: The first ``foreign_limit`` entries of a stream are not messages. They stay pending.
         """
-        too_late = self._stop_asked
-        engine, promoter = self._assemble()
-        try:
-            await promoter.start()
-            self._housekeeper.start()
-            report = await engine.start(stop_event)
-        except LifecycleError:
-            if too_late or not self._stop_asked:
-                raise
-            return NOTHING_DONE  # stopped before the engine had started
-        finally:
-            await self._end(promoter)
-        return report
+        return await self._run(*self._begin(), stop_event)
 
     async def run(self) -> StopReport:
         """Process until ``stop()``; the same as ``start()``."""
         return await self.start()
 
     def stop(self) -> None:
-        """Request the stop; see ``runtime.Consumer.stop``. Safe in a signal handler."""
-        self._stop_asked = True
+        """Request the stop; a second call forces it. See ``runtime.Consumer.stop``. Safe in a signal handler."""
+        self._lifecycle.request_stop()
         if self._engine is not None:
             self._engine.stop()
+            self._cancel_start()
+
+    def end(self) -> None:
+        """Stop in order, without counting as a call of ``stop()``: a later ``stop()`` does not force."""
+        if self._engine is not None:
+            self._lifecycle.stop()
+            self._engine.end()
+            self._cancel_start()
 
     async def wait_for_active_tasks(self) -> None:
         """Return when no handler is running and all finished messages are acknowledged."""
@@ -207,90 +203,108 @@ class Processor(OperatorCalls):
             await self._engine.wait_for_active_tasks()
 
     async def close(self) -> None:
-        """Close the connections. A processor that only emits may emit again in another event loop afterwards."""
+        """Stop in order, wait for the end, and close the connections. Called by a handler it only stops.
+
+        A processor that only emits may emit again afterwards, also in another event loop.
+        """
+        self.end()
+        if self.is_own_handler():
+            self._closes_at_end = True
+            return
+        await self._lifecycle.wait_ended()
+        await self._release()
+
+    def is_own_handler(self) -> bool:
+        """Return True if a handler of this processor is the caller: it cannot wait for the end of the processor."""
+        return self._engine is not None and self._engine.is_own_handler()
+
+    async def _release(self) -> None:
         with contextlib.suppress(RedisError, OSError):
             await self._client.aclose()
         self._emitter.leave_loop()
 
-    async def __aenter__(self) -> Self:
-        """Start in the background and return once the engine consumes."""
-        engine, promoter = self._assemble()
-        try:
-            await promoter.start()
-            self._housekeeper.start()
-            await engine.__aenter__()
-        except BaseException:
-            await self._end(promoter)
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Stop in order and close. If the processor has failed, its error is raised here."""
-        assert self._engine is not None and self._promoter is not None  # noqa: S101, PT018 - entered
-        try:
-            await self._engine.__aexit__(None, None, None)
-        finally:
-            await self._end(self._promoter)
-            await self.close()
+    def _enter(self) -> tuple[Coroutine[Any, Any, StopReport], asyncio.Event]:
+        engine, promoter = self._begin()
+        return self._run(engine, promoter), engine.consuming
 
     @property
     def status(self) -> Status:
         """The lifecycle status."""
-        return Status.NEW if self._engine is None else self._engine.status
+        status = self._lifecycle.status
+        is_ending = status is Status.RUNNING and self._engine is not None and self._engine.status is not Status.RUNNING
+        return Status.STOPPING if is_ending else status
 
     @property
     def consumer_id(self) -> str:
         """Name of this consumer in the group."""
         return self._consumer_id
 
-    @property
-    def name(self) -> str:
-        """Name of the worker: its consumer id."""
-        return self._consumer_id
+    name = consumer_id
 
     @property
     def abandoned(self) -> int:
         """Handlers that did not end within the grace period."""
         return 0 if self._engine is None else self._engine.abandoned
 
-    def health(self) -> Health:
-        """Report the state of the engine, without a call to the server. Never raises."""
-        return NOT_STARTED if self._engine is None else self._engine.health()
-
-    @takes_keywords_of(Emitter.emit)
-    async def emit(self, event: str, data: Mapping[str, Any] | None = None, **options: Any) -> Emitted:
-        """Emit one message. Options as for ``Emitter.emit``: id, key, delay_s, at, stream, max_attempts, debounce."""
-        return await self._emitter.emit(event, data, **options)
-
-    async def emit_many(self, messages: Iterable[NewMessage], *, stream: str | None = None) -> list[Emitted]:
-        """Emit many messages, atomically per chunk; see ``Emitter.emit_many``."""
-        return await self._emitter.emit_many(messages, stream=stream)
+    def health(self) -> EngineHealth:
+        """Report the state of the engine, without a call to the server. Never raises; safe from any thread."""
+        engine = self._engine
+        return replace(NOT_STARTED if engine is None else engine.health(), status=self.status)
 
     def _is_stopping(self) -> bool:
         return self.status in {Status.STOPPING, Status.STOPPED}
 
-    async def _end(self, promoter: DelayedPromoter) -> None:
+    async def _run(
+        self, engine: Engine, promoter: DelayedPromoter, stop_event: asyncio.Event | None = None
+    ) -> StopReport:
+        try:
+            self._starting = asyncio.create_task(promoter.start(), name="conquiet-promoter-start")
+            await self._starting
+            self._housekeeper.start()
+            return await engine.start(stop_event)
+        except (asyncio.CancelledError, LifecycleError):
+            # Stopped before the engine has started. A cancellation of the caller is raised.
+            task = asyncio.current_task()
+            if not self._lifecycle.is_stopping or (task is not None and task.cancelling()):
+                raise
+            return NOTHING_DONE
+        finally:
+            await self._finish(engine, promoter)
+            self._lifecycle.finish()
+
+    def _cancel_start(self) -> None:
+        if self._starting is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._starting.get_loop().call_soon_threadsafe(self._starting.cancel)
+
+    async def _finish(self, engine: Engine, promoter: DelayedPromoter) -> None:
         await promoter.close()
         await self._housekeeper.aclose()
         for runner in self._runners.values():
             runner.flush_counts()
+        await wait_unless_forced(self._drain(), engine.forced)
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+        if self._closes_at_end:
+            await self._release()
+
+    async def _drain(self) -> None:
         if self._assembled is not None:
             await self._assembled.foreign.finish()
         if self._recorder is not None:
             await self._recorder.drain()
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _assemble(self) -> tuple[Engine, DelayedPromoter]:
-        """Build the parts. Nothing is sent."""
-        if self._engine is not None:
-            raise LifecycleError("this Processor was started before. Create a new one.")
+    def _begin(self) -> tuple[Engine, DelayedPromoter]:
         if not self._handlers:
             raise ConfigurationError(
                 f"this Processor of {', '.join(map(printable, self._streams))} has no handler, so that every message "
                 "would be unknown to it. Register one with @processor.handler(event) before the start"
             )
+        self._lifecycle.start()
+        return self._assemble()
+
+    def _assemble(self) -> tuple[Engine, DelayedPromoter]:
+        """Build the parts. Nothing is sent."""
         for handler in self._handlers.values():
             handler.compare_pool(self._concurrency)
         rest = (self._middlewares, self._threads, self._is_stopping, self._settings.max_attempts_limit)
@@ -335,8 +349,8 @@ class Processor(OperatorCalls):
             ],
             maintain=self._maintain,
         )
-        if self._stop_asked:  # before there was an engine
-            engine.stop()
+        if self._lifecycle.is_stopping:  # before there was an engine
+            engine.end()
         return engine, self._promoter
 
     def _maintain(self) -> None:

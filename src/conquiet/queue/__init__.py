@@ -15,7 +15,6 @@ from conquiet.core.extras import require_extra
 require_extra("redis", "redis", "hiredis")
 
 from conquiet.queue.consumer import QueueConsumer  # noqa: E402 - the extra is checked first
-from conquiet.queue.health import QueueHealth, QueueStatus  # noqa: E402
 from conquiet.queue.housekeeping import StreamHousekeeper  # noqa: E402
 from conquiet.queue.models import Backlog, MessageBatch, QueueMessage  # noqa: E402
 from conquiet.queue.producer import StreamProducer  # noqa: E402
@@ -27,9 +26,7 @@ __all__ = [
     "Backlog",
     "MessageBatch",
     "QueueConsumer",
-    "QueueHealth",
     "QueueMessage",
-    "QueueStatus",
     "QueueWorker",
     "RedisStreamsQueue",
     "Retention",

@@ -40,6 +40,9 @@ class BatchInboxProtocol(Protocol):
 class BatchMessageRunner:
     """Runs one batch handler over the messages of one consumer.
 
+    Attributes:
+        handled: Messages handled so far.
+
     Raises:
         ConfigurationError: The handler, the engine or the inbox cannot work. Nothing was read.
     """
@@ -66,6 +69,7 @@ class BatchMessageRunner:
         self._on_malformed = on_malformed
         self._inbox = inbox
         self._malformed: MalformedMessageError | None = None
+        self.handled = 0
 
     def run(self) -> None:
         """Handle new messages until stopped. See ``QueueConsumer.run_batches``."""
@@ -74,6 +78,7 @@ class BatchMessageRunner:
             if msgs:
                 began = time.monotonic()
                 self._handle(msgs)
+                self.handled += len(msgs)
                 if len(msgs) < self._settings.size:  # a full batch does not wait for others
                     self._times.record(time.monotonic() - began)
             if self._malformed is not None:  # after the good ones: reading has made all of them ours

@@ -15,21 +15,23 @@ from typing import TYPE_CHECKING, Self
 from conquiet.config import QueueConfig
 from conquiet.core.batching import WITHIN_S, BatchSettings
 from conquiet.core.deduplicator import Deduplicator
+from conquiet.core.lifecycle import BlockingLifecycle, Health, Status, sleep_unless
+from conquiet.core.log import FactLogger
 from conquiet.core.validation import require_seconds
-from conquiet.errors import ConfigurationError
+from conquiet.errors import ConfigurationError, QueueError
 from conquiet.queue.batch_runner import BatchInboxProtocol, BatchMessageRunner, QueueBatchHandler
-from conquiet.queue.health import QueueHealth, QueueStatus
 from conquiet.queue.models import Backlog, MessageBatch, QueueMessage
 from conquiet.queue.outage import Outage
 from conquiet.queue.redis_streams import LONGEST_SLICE_MS, RedisStreamsQueue, require_config
 from conquiet.queue.runner import MessageRunner, OnMalformed, QueueHandler, outage_of
 from conquiet.redis_transport.client import SOCKET_TIMEOUT_S, AnyRedis
+from conquiet.redis_transport.errors import is_aborted
 from conquiet.signals import TerminationHandlers, install_termination_handlers
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-_SLICE_S = LONGEST_SLICE_MS / 1000
+logger = FactLogger(__name__)
 
 
 class QueueConsumer:
@@ -65,8 +67,11 @@ class QueueConsumer:
         self.queue = RedisStreamsQueue(redis, config, command_timeout_s=command_timeout_s)
         self.config = config
         self._stopping = False
-        self._status = QueueStatus.NOT_STARTED
+        self._stop_requested = False
+        self._closes_at_end = False
+        self._run_status = BlockingLifecycle("this QueueConsumer")
         self._outage: Outage | None = None
+        self._runner: MessageRunner | BatchMessageRunner | None = None
         self._handlers: TerminationHandlers | None = None
         if enable_signal_handlers:
             try:
@@ -80,11 +85,22 @@ class QueueConsumer:
         """Request the stop: no new read is started, and a waiting read ends within a second.
 
         It acknowledges and claims nothing: a message that the caller holds stays pending until it is acknowledged.
-        It only assigns a flag, so it may be called from a signal handler. A second call has no further
-        effect: a handler that runs in this thread cannot be interrupted. A second SIGTERM ends the process
-        (``enable_signal_handlers``).
+
+        A second call shuts the connections down, so that a wait for Redis ends immediately. An entry that Redis has
+        delivered meanwhile is pending for this consumer; ``recover_own`` finds it. A running handler cannot be
+        interrupted: it finishes, its transaction is committed and its message acknowledged.
+
+        Takes no lock, so signal handlers and other threads may call it.
         """
+        if self._stop_requested:
+            self.queue.abort()
+        self._stop_requested = True
+        self._end()
+
+    def _end(self) -> None:
+        """Stop without counting as a call of ``stop()``: a later ``stop()`` does not force."""
         self._stopping = True
+        self._run_status.stop()
 
     @property
     def is_stopping(self) -> bool:
@@ -101,18 +117,25 @@ class QueueConsumer:
         """Always 0: ``run()`` returns only after its handler has ended."""
         return 0
 
-    def health(self) -> QueueHealth:
-        """Report whether messages are handled now. Never raises; sends nothing."""
-        if self._status is not QueueStatus.RUNNING:
-            return QueueHealth(self._status)
-        if self._stopping:
-            return QueueHealth(QueueStatus.STOPPING)
-        if self._outage is not None and self._outage.is_on:
-            return QueueHealth(QueueStatus.PAUSED)
-        return QueueHealth(QueueStatus.RUNNING)
+    def health(self) -> Health:
+        """Report whether ``run()`` handles messages now. Never raises; sends nothing."""
+        is_paused = self._outage is not None and self._outage.is_on
+        reason = "paused: a server that the handler needs is unavailable" if is_paused else ""
+        handled = 0 if self._runner is None else self._runner.handled
+        return Health(status=self._run_status.status, reason=reason, handled=handled)
 
     def close(self) -> None:
-        """Close the connections and restore the previous signal handlers."""
+        """Stop, wait for the end of ``run()``, close the connections and restore the previous signal handlers.
+
+        May be called twice. Called by the handler of ``run()`` it only stops, and ``run()`` closes at its end.
+        """
+        self._end()
+        if not self._run_status.wait_ended():
+            self._closes_at_end = True
+            return
+        self._release()
+
+    def _release(self) -> None:
         if self._handlers is not None:
             self._handlers.restore()
         self.queue.close()
@@ -149,15 +172,19 @@ class QueueConsumer:
         total_ms = self.config.block_ms if block_ms is None else block_ms
         if self._stopping:
             return MessageBatch()
-        if type(total_ms) is not int or total_ms <= LONGEST_SLICE_MS:
-            return self.queue.read(total_ms, *count)  # read() refuses what is not a positive int
-        deadline = time.monotonic() + total_ms / 1000
-        slice_ms = LONGEST_SLICE_MS
-        while slice_ms > 0 and not self._stopping:
-            found = self.queue.read(slice_ms, *count)
-            if found or found.malformed:
-                return found
-            slice_ms = min(LONGEST_SLICE_MS, round((deadline - time.monotonic()) * 1000))
+        try:
+            if type(total_ms) is not int or total_ms <= LONGEST_SLICE_MS:
+                return self.queue.read(total_ms, *count)  # read() refuses what is not a positive int
+            deadline = time.monotonic() + total_ms / 1000
+            slice_ms = LONGEST_SLICE_MS
+            while slice_ms > 0 and not self._stopping:
+                found = self.queue.read(slice_ms, *count)
+                if found or found.malformed:
+                    return found
+                slice_ms = min(LONGEST_SLICE_MS, round((deadline - time.monotonic()) * 1000))
+        except QueueError as error:
+            if not is_aborted(error):
+                raise
         return MessageBatch()
 
     def iter_messages(self) -> Iterator[QueueMessage]:
@@ -256,19 +283,30 @@ class QueueConsumer:
         """
         settings = BatchSettings(batch, within_s)
         runner = BatchMessageRunner(self, handler, engine, settings, on_malformed=on_malformed, inbox=inbox)
-        self._run(runner.run)
+        self._run(runner, runner.run)
 
     def run_with(self, runner: MessageRunner, outage: Outage | None) -> None:
         """Run a prepared runner until stopped, and keep ``health()`` up to date."""
         self._outage = outage
-        self._run(lambda: runner.run(outage))
+        self._run(runner, lambda: runner.run(outage))
 
-    def _run(self, until_stopped: Callable[[], None]) -> None:
-        self._status = QueueStatus.RUNNING
+    def _run(self, runner: MessageRunner | BatchMessageRunner, until_stopped: Callable[[], None]) -> None:
+        if self._stopping:
+            return
+        if self._run_status.status is Status.STOPPED:  # an earlier run has raised: the caller may run it again
+            self._run_status = BlockingLifecycle("this QueueConsumer")
+        self._run_status.start()
+        self._runner = runner
         try:
             until_stopped()
+        except QueueError as error:
+            if not is_aborted(error):
+                raise
+            logger.warning("consumer stopped by force; %(command)s was interrupted", command=error.command)
         finally:
-            self._status = QueueStatus.STOPPED
+            if self._closes_at_end:
+                self._release()
+            self._run_status.finish()
 
     def run_claim_stale(
         self,
@@ -288,11 +326,8 @@ class QueueConsumer:
         """
         require_seconds("interval_s", interval_s)
         runner = MessageRunner(self, handler, engine, on_malformed=on_malformed, inbox=inbox)
-        self._run(lambda: runner.run_claim_stale(min_idle_ms, interval_s))
+        self._run(runner, lambda: runner.run_claim_stale(min_idle_ms, interval_s))
 
     def sleep(self, duration_s: float) -> None:
-        """Sleep. End early, within a second, if a stop is requested."""
-        # Sleep in slices: a plain flag cannot wake a sleeper, and an event must not be set in a signal handler.
-        deadline = time.monotonic() + duration_s
-        while not self._stopping and (left_s := deadline - time.monotonic()) > 0:
-            time.sleep(min(left_s, _SLICE_S))
+        """Sleep, at most until a tenth of a second after a stop."""
+        sleep_unless(lambda: self._stopping, duration_s)

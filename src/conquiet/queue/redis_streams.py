@@ -104,6 +104,10 @@ class RedisStreamsQueue(ClosedAfterUse):
         """Close the connections. The caller's client stays open."""
         self._connection.close()
 
+    def abort(self) -> None:
+        """Make calls that wait for a reply fail immediately, and later reads. Takes no lock."""
+        self._connection.abort()
+
     # ------------------------------------------------------------------ writing
     def enqueue(
         self,

@@ -46,6 +46,9 @@ def outage_of(config: QueueConfig) -> Outage:
 class MessageRunner:
     """Runs one handler over the messages of one consumer.
 
+    Attributes:
+        handled: Messages handled so far.
+
     Raises:
         ConfigurationError: The handler, the engine or the inbox cannot work. Nothing was read.
     """
@@ -65,7 +68,7 @@ class MessageRunner:
         self._open_session = sessions_of(engine)
         self._on_malformed = on_malformed
         self._inbox = inbox
-        self._handled = 0
+        self.handled = 0
         self._growth = GrowthWatch()
 
     def run(self, outage: Outage | None = None) -> None:
@@ -85,8 +88,8 @@ class MessageRunner:
                 continue
             if msg is not None:
                 work(msg)
-                self._handled += 1
-                if self._handled % _GROWTH_EVERY == 0:
+                self.handled += 1
+                if self.handled % _GROWTH_EVERY == 0:
                     self._watch_growth()
 
     def run_claim_stale(self, min_idle_ms: int | None, interval_s: float) -> None:
@@ -100,6 +103,7 @@ class MessageRunner:
                 continue
             if claimed:
                 self._handle(claimed[0])
+                self.handled += 1
             elif not claimed.deleted:  # a deleted entry was just dropped: more may follow
                 consumer.sleep(interval_s)
 
@@ -120,6 +124,7 @@ class MessageRunner:
                 return
             for msg in batch:
                 work(msg)
+                self.handled += 1
             after = batch.last_id
 
     def _warn_of_own_pending(self) -> None:

@@ -3,14 +3,14 @@
 ``QueueWorker`` satisfies ``core.lifecycle.Worker``.
 """
 
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from conquiet.core.deduplicator import Deduplicator
-from conquiet.core.lifecycle import Lifecycle
+from conquiet.core.lifecycle import Health, Lifecycle
 from conquiet.errors import ConfigurationError
 from conquiet.queue.consumer import QueueConsumer
-from conquiet.queue.health import QueueHealth
 from conquiet.queue.runner import MessageRunner, OnMalformed, QueueHandler, outage_of
 
 if TYPE_CHECKING:
@@ -69,15 +69,17 @@ class QueueWorker:
             self._lifecycle.finish()
 
     def stop(self) -> None:
-        """Request the stop; see ``QueueConsumer.stop``."""
+        """Request the stop; a second call forces it. See ``QueueConsumer.stop``."""
+        self._lifecycle.request_stop()
         self.consumer.stop()
 
-    def health(self) -> QueueHealth:
-        """Report whether the worker handles messages now."""
-        return self.consumer.health()
+    def health(self) -> Health:
+        """Report whether the worker handles messages now. Never raises; sends nothing."""
+        return replace(self.consumer.health(), status=self._lifecycle.status)
 
     def close(self) -> None:
-        """Close the consumer's connections. Call it after ``run()`` has returned; a second call does nothing."""
+        """Stop, wait for the end, and close the consumer; see ``QueueConsumer.close``. May be called twice."""
+        self._lifecycle.stop()
         self.consumer.close()
 
     @property

@@ -14,7 +14,6 @@ require_extra("rabbit", "pika")
 
 from conquiet.core.replay_report import ReplayReport  # noqa: E402 - the check comes first
 from conquiet.rabbit.batch_results import current_deliveries  # noqa: E402
-from conquiet.rabbit.config import RabbitConfig  # noqa: E402
 from conquiet.rabbit.connection_events import ConnectionEvent, EventKind  # noqa: E402
 from conquiet.rabbit.consumer import RabbitConsumer  # noqa: E402
 from conquiet.rabbit.counters import Counters  # noqa: E402
@@ -27,6 +26,7 @@ from conquiet.rabbit.proca.messages import ActionMessage, EventMessage  # noqa: 
 from conquiet.rabbit.proca.seal import seal  # noqa: E402
 from conquiet.rabbit.process_runner import run_process, sync_queue  # noqa: E402
 from conquiet.rabbit.publisher import Outgoing, Publisher  # noqa: E402
+from conquiet.rabbit.settings import RabbitSettings  # noqa: E402
 from conquiet.rabbit.syncer import DeadLetterNow, Requeue  # noqa: E402
 
 __all__ = [
@@ -44,9 +44,9 @@ __all__ = [
     "MemoryKeyStore",
     "Outgoing",
     "Publisher",
-    "RabbitConfig",
     "RabbitConsumer",
     "RabbitDeadLetters",
+    "RabbitSettings",
     "ReplayReport",
     "Requeue",
     "SchemaRegistry",

@@ -9,10 +9,10 @@ checks what is used of pika's internals.
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from pika import exceptions as amqp
-from pika import tcp_socket_opts
+from pika import spec, tcp_socket_opts
 from pika.connection import Connection
 
 from conquiet.core.log import FactLogger
@@ -66,6 +66,10 @@ class AmqpConnection(Connection, asyncio.Protocol):  # type: ignore[misc]  # pik
         self.bytes_sent += len(frames)
         self.frames_sent += number
         self._adapter_emit_data(frames)
+
+    def drop(self) -> None:
+        """End the transport at once, without the closing handshake."""
+        self._terminate_stream(amqp.StreamLostError("dropped by a forced stop"))
 
     # -------------------------------------------------------------- called by asyncio
     def connection_made(self, transport: Any) -> None:
@@ -136,3 +140,18 @@ class AmqpConnection(Connection, asyncio.Protocol):  # type: ignore[misc]  # pik
             else:
                 _, frame = read_frame(part)
                 self._process_frame(frame)
+
+
+class RawProperties:
+    """What pika asks of properties when it sends them."""
+
+    __slots__ = ("_raw",)
+
+    INDEX: Final = spec.BasicProperties.INDEX
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+
+    def encode(self) -> list[bytes]:
+        """Return the properties as they are sent."""
+        return [self._raw]

@@ -12,7 +12,7 @@ See docs/decisions/0021 for what becomes of a message by its verdict.
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from conquiet.core.batch_run import BatchRun
 from conquiet.core.batching import BatchAssembler, BatchSettings
 from conquiet.core.functions import is_coroutine_function
-from conquiet.core.worker_pool import WorkerPool
+from conquiet.core.worker_pool import WorkerPool, start_in_context
 from conquiet.rabbit.batch_results import CURRENT_BATCH, BrokenError, failure_of, outcomes_of, report_of
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.pipeline import Pipeline, Ready
@@ -137,7 +137,10 @@ class BatchWorkers:
         if not self._halted:
             self._assembler.deliver_due()
 
-    async def _handle(self, batch: _Batch) -> None:
+    def _handle(self, batch: _Batch) -> Awaitable[None] | None:
+        return start_in_context(self._run_batch(batch))  # preparing a message may set context variables
+
+    async def _run_batch(self, batch: _Batch) -> None:
         await self._run(batch.deliveries)
         self._assembler.ended(batch.size, batch.due_at)
 

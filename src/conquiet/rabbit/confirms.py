@@ -65,7 +65,7 @@ class ConfirmChannel:
         self._by_key: dict[_Key, deque[int]] = defaultdict(deque)
         self._returned: set[int] = set()
         link.lost.add_done_callback(lambda _: self._fail_all())
-        link.on_blocked = self._on_blocked
+        link.on_blocked = self._on_blocked  # the link is older than its channel
 
     @property
     def is_stale(self) -> bool:

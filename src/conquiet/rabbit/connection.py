@@ -19,13 +19,17 @@ from pika import spec
 
 from conquiet.errors import QueueMissingError, RabbitConnectionError
 from conquiet.rabbit.address import Address
-from conquiet.rabbit.amqp_connection import AmqpConnection, OnArrivals
+from conquiet.rabbit.amqp_connection import AmqpConnection, OnArrivals, RawProperties
 from conquiet.rabbit.frames import pack_acks, pack_reject
 from conquiet.rabbit.properties import Properties
 
 NOT_FOUND: Final = 404
 _SHORT_WAIT_S: Final = 0.5
 _NODE_IS_DOWN: Final = "is down or inaccessible"
+
+
+OnBlocked = Callable[[bool], None]
+"""Called with True when the broker blocks the connection, with False when it unblocks it."""
 
 
 class LossKind(Enum):
@@ -70,7 +74,7 @@ class Fetched:
 class Link:
     """One open connection and channel. Made by :meth:`open`; belongs to the loop it was opened in."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, on_blocked: OnBlocked) -> None:
         self._loop = asyncio.get_running_loop()
         self._timeout_s = timeout_s
         self._connection: Any = None
@@ -82,16 +86,16 @@ class Link:
         self._channel_over = asyncio.Event()
         self._on_empty: Callable[[], None] = lambda: None
         self.lost: asyncio.Future[Loss] = self._loop.create_future()
-        self.on_blocked: Callable[[bool], None] = lambda _blocked: None
+        self.on_blocked = on_blocked
 
     @classmethod
-    async def open(cls, address: Address, *, attempt: int = 0) -> "Link":
-        """Connect and open a channel.
+    async def open(cls, address: Address, *, attempt: int = 0, on_blocked: OnBlocked = lambda _: None) -> "Link":
+        """Connect and open a channel. ``attempt`` selects the node.
 
         Raises:
             RabbitConnectionError: No broker, login refused, or no answer in time.
         """
-        link = cls(address.timeout_s)
+        link = cls(address.timeout_s, on_blocked)
         try:
             async with asyncio.timeout(address.timeout_s):
                 await link._connect(address.parameters(attempt))
@@ -239,7 +243,7 @@ class Link:
 
     def publish(self, exchange: str, routing_key: str, body: bytes, properties: bytes, *, mandatory: bool) -> bool:
         """Send a message with properties that are encoded already; its confirmation comes through ``on_confirm``."""
-        encoded = _Encoded(properties)
+        encoded = RawProperties(properties)
         return self._order(lambda: self._channel.basic_publish(exchange, routing_key, body, encoded, mandatory))
 
     async def close_channel(self) -> None:
@@ -264,6 +268,12 @@ class Link:
             self._connection_over.set()
         elif not self._connection.is_closing:
             self._connection.close()
+
+    def drop(self) -> None:
+        """End the connection without the broker's answer: every wait for the broker ends."""
+        self._lose(LossKind.CONNECTION, None)
+        if self._connection is not None and not self._connection.is_closed:
+            self._connection.drop()
 
     def give_up(self, error: BaseException) -> None:
         """Treat the link as lost: a request was not answered, so it is unknown what the broker has done."""
@@ -372,20 +382,6 @@ class Link:
         # The queue was deleted, or its node went away. The channel lives, but nothing would ever arrive on it.
         self._consumer_tag = None
         self._lose(LossKind.CONSUMER, None)
-
-
-class _Encoded:
-    """What pika asks of properties when it sends them."""
-
-    __slots__ = ("_raw",)
-
-    INDEX: Final = spec.BasicProperties.INDEX
-
-    def __init__(self, raw: bytes) -> None:
-        self._raw = raw
-
-    def encode(self) -> list[bytes]:
-        return [self._raw]
 
 
 def _never(*_: object) -> None:

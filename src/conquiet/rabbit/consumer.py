@@ -11,42 +11,43 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final
 
-from conquiet.core.background import wait_ready
+from conquiet.core.background import BackgroundWorker
 from conquiet.core.functions import require_arguments, require_made_for, warn_if_pool_is_smaller
-from conquiet.core.lifecycle import Lifecycle, Status
+from conquiet.core.lifecycle import AsyncLifecycle, Health, Status
 from conquiet.core.log import FactLogger
 from conquiet.errors import ConfigurationError, RabbitConnectionError, RabbitError
 from conquiet.metrics.outages import OutageWatch
 from conquiet.rabbit.address import Address, as_urls, require_name
-from conquiet.rabbit.config import RabbitConfig, method_takes_settings
 from conquiet.rabbit.connection import Link
 from conquiet.rabbit.connection_events import ConnectionEvent, EventKind, Listeners
 from conquiet.rabbit.connection_supervisor import ConnectionSupervisor, unless_stopped
 from conquiet.rabbit.counters import Counters, DeliveryStats
 from conquiet.rabbit.dead_letter_check import find_dead_letters, report_missing_dead_letters
 from conquiet.rabbit.dispatcher import Dispatcher
-from conquiet.rabbit.health import RabbitHealth
 from conquiet.rabbit.link_session import Session
 from conquiet.rabbit.loop_stall_monitor import LoopStallMonitor
 from conquiet.rabbit.pipeline import Pipeline
 from conquiet.rabbit.proca.decrypt import Decryptor
 from conquiet.rabbit.queue_arguments import was_declared_with_dead_letters
 from conquiet.rabbit.queue_type import resolve_policy
+from conquiet.rabbit.settings import RabbitSettings, method_takes_settings
+from conquiet.rabbit.settle import SettlePolicy
 from conquiet.rabbit.slow_start import SlowStart
 from conquiet.rabbit.syncer import Syncer
 
 logger = FactLogger(__name__)
 
 PACKAGE = "conquiet"
+_FORCED_STOP_TIMEOUT_S: Final = 0.5
+"""How long the broker may take to answer the last requests of a forced stop."""
 
 
-class RabbitConsumer:
+class RabbitConsumer(BackgroundWorker):
     """Gives the messages of one queue to one syncer, and settles each with the broker.
 
     ``await consumer.run()`` works until :meth:`stop` is called or something fatal happens. ``async with`` runs it in
@@ -57,41 +58,43 @@ class RabbitConsumer:
         queue: Name of a queue that exists.
         syncer: Gets each message and returns True or False. ``async def`` runs on the event loop and must not block
             it for long; a plain function runs in a thread of its own.
-        options: See :class:`~conquiet.rabbit.config.RabbitConfig`.
+        options: See :class:`~conquiet.rabbit.settings.RabbitSettings`.
 
     Raises:
         ConfigurationError: A setting is wrong. Nothing was sent anywhere.
     """
 
-    @method_takes_settings(RabbitConfig)
+    @method_takes_settings(RabbitSettings)
     def __init__(self, url: str | Sequence[str], queue: str, syncer: Syncer, **options: Any) -> None:
         if not callable(syncer):
             raise ConfigurationError("syncer must be a function that takes a message and returns True or False")
         require_arguments("syncer", syncer, "message")
-        self._config = config = RabbitConfig(**options)
+        self._settings = settings = RabbitSettings(**options)
         self._queue = require_name("queue", queue)
         require_made_for(syncer, "queue", self._queue)
-        warn_if_pool_is_smaller(syncer, config.concurrency)
+        warn_if_pool_is_smaller(syncer, settings.concurrency)
         self._syncer = syncer
-        self._tag = require_name("consumer tag (host name and tag)", f"{socket.gethostname()}.{config.tag or PACKAGE}")
+        self._tag = require_name(
+            "consumer tag (host name and tag)", f"{socket.gethostname()}.{settings.tag or PACKAGE}"
+        )
         self._address = Address(
             as_urls(url),
-            ssl_context=config.ssl_context,
-            heartbeat_s=config.heartbeat_s,
-            timeout_s=config.connect_timeout_s,
+            ssl_context=settings.ssl_context,
+            heartbeat_s=settings.heartbeat_s,
+            timeout_s=settings.connect_timeout_s,
             name=self._tag,
         )
         self._pipeline = Pipeline(
-            config.schemas,
-            config.max_retries,
-            None if config.key_store is None else Decryptor(config.key_store),
-            config.max_body_bytes,
+            settings.schemas,
+            settings.max_retries,
+            None if settings.key_store is None else Decryptor(settings.key_store),
+            settings.max_body_bytes,
         )
         self._stats = DeliveryStats(self._queue)
         self._listeners = Listeners()
         self._outage = OutageWatch("RabbitMQ", f"nothing is consumed from queue {self._queue}")
         self._stall_monitor = LoopStallMonitor(self._on_stall)
-        self._life = Lifecycle("RabbitConsumer")
+        self._life = AsyncLifecycle("RabbitConsumer")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_event: asyncio.Event | None = None
         self._failure: RabbitError | None = None
@@ -100,14 +103,12 @@ class RabbitConsumer:
         self._dispatcher: Dispatcher | None = None
         self._slow_start: SlowStart | None = None
         self._ready = asyncio.Event()
-        self._ended = asyncio.Event()
-        self._task: asyncio.Task[Counters] | None = None
 
     # -------------------------------------------------------------- public
     def set_concurrency(self, concurrency: int) -> None:
         """Set how many messages are handled at once, and with it an unset prefetch; before the start only."""
         self._life.require_new("concurrency")
-        self._config = replace(self._config, concurrency=concurrency)
+        self._settings = replace(self._settings, concurrency=concurrency)
 
     @property
     def count(self) -> Counters:
@@ -139,17 +140,17 @@ class RabbitConsumer:
         """Whether consumption is paused because a server that the syncer needs is unavailable."""
         return self._dispatcher is not None and self._dispatcher.is_paused
 
-    def health(self) -> RabbitHealth:
+    def health(self) -> Health:
         """Report whether messages are consumed now. Never raises, and asks no server."""
+        count = self.count
+        handled = count.ack + count.nack + count.stale
+        return Health(status=self._life.status, reason=self._problem(), handled=handled)
+
+    def _problem(self) -> str:
         session = self._session
-        if self._life.status is not Status.RUNNING:
-            status = self._life.status
-            return RabbitHealth(ready=False, reason="not started" if status is Status.NEW else status.value)
         if session is None or not session.is_open or not self._ready.is_set():
-            return RabbitHealth(ready=False, reason="not connected to RabbitMQ")
-        if self.is_paused:
-            return RabbitHealth(ready=False, reason="paused: a server that the syncer needs is unavailable")
-        return RabbitHealth(ready=True)
+            return "not connected to RabbitMQ"
+        return "paused: a server that the syncer needs is unavailable" if self.is_paused else ""
 
     def listen(self, callback: Callable[[ConnectionEvent], None]) -> None:
         """Call ``callback`` whenever the connection is made, lost, blocked or unblocked. It must not block."""
@@ -171,48 +172,38 @@ class RabbitConsumer:
         if self._life.is_stopping:  # a signal or another thread called stop() before there was a loop to wake
             self._stop_event.set()
         self._dispatcher = Dispatcher(
-            self._syncer, self._pipeline, self._config, self._address, self._stats, self._end_with
+            self._syncer, self._pipeline, self._settings, self._address, self._stats, self._end_with
         )
         try:
             await self._work(self._stop_event)
         finally:
-            self._life.finish()
             self._ready.set()
-            self._ended.set()
+            self._life.finish()
         if self._failure is not None:
             raise self._failure
         return self.count
 
     def stop(self) -> None:
-        """Ask for a graceful end; a second call ends the grace period at once.
+        """Ask for a graceful end. A second call ends the grace period, and half a second later the connection.
 
-        May be called from a signal handler, from any thread, or before the start.
+        May be called from a signal handler, from any thread, or before the start. A plain function in a thread
+        continues until the process ends.
         """
-        self._request_stop(self._on_forced_stop if self._life.is_stopping else self._on_stop)
+        self._request_stop(self._on_forced_stop if self._life.request_stop() else self._on_stop)
 
     async def close(self) -> None:
-        """Stop, and wait for the end. Called by the syncer it does not wait: the end waits for the syncer."""
+        """Stop and wait for the end, which releases everything. Called by the syncer it only stops."""
         self._request_stop(self._on_stop)
-        if self._dispatcher is not None and not self._dispatcher.owns_current_task():
-            await self._ended.wait()
+        if self._dispatcher is None or not self._dispatcher.owns_current_task():
+            await self._life.wait_ended()
 
     async def ready(self) -> None:
         """Wait until the broker sends messages, or until it is over."""
         if not (self._life.is_stopping and self._dispatcher is None):  # stopped before the start: over
             await self._ready.wait()
 
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self.run())
-        await wait_ready(self._task, self._ready)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        task, self._task = self._task, None
-        self._request_stop(self._on_stop)
-        if task is not None:
-            await task
+    def _enter(self) -> tuple[Coroutine[Any, Any, Counters], asyncio.Event]:
+        return self.run(), self._ready
 
     def fail(self, error: RabbitError) -> None:
         """End as after a fatal error, with ``error``: for the owner of the process, after an uncaught exception."""
@@ -243,8 +234,8 @@ class RabbitConsumer:
         self._dispatcher.start()
         supervisor = ConnectionSupervisor(
             self._connect,
-            backoff=self._config.reconnect,
-            max_failures=self._config.max_reconnects,
+            backoff=self._settings.reconnect,
+            max_failures=self._settings.max_reconnects,
             stop=stop,
             nodes=len(self._address.urls),
             on_failure=partial(self._outage.failed, address=self._address.shown),
@@ -252,7 +243,9 @@ class RabbitConsumer:
         about = {"queue": self._queue, "address": self._address.shown, "consumer_tag": self._tag}
         logger.info("worker starts: queue %(queue)s", **about)
         try:
-            self._keeps = await unless_stopped(stop, find_dead_letters(self._config, self._address.vhost, self._queue))
+            self._keeps = await unless_stopped(
+                stop, find_dead_letters(self._settings, self._address.vhost, self._queue)
+            )
             session = await supervisor.first()
             self._ready.set()
             logger.info("worker ready: queue %(queue)s", **about)
@@ -277,20 +270,19 @@ class RabbitConsumer:
         """Open a new connection, channel and consumer. Nothing of an earlier link is kept."""
         assert self._dispatcher is not None  # noqa: S101 - run() made it
         dispatcher = self._dispatcher
-        link = await Link.open(self._address, attempt=attempt)
-        link.on_blocked = self._on_blocked
+        link = await Link.open(self._address, attempt=attempt, on_blocked=self._on_blocked)
         try:
             depth = await link.depth(self._queue)
             if self.count.queued is None:
                 self._stats.started(depth)
                 logger.info("messages in the queue", queue=self._queue, queued=depth)
-            await self._choose_dispositions(link)
+            policy, moves = await self._choose_dispositions(link)
             self._stall_monitor.start(link.heartbeat_s)
-            self._session = session = Session(link, self._stats, self._config.window)
+            self._session = session = Session(link, self._stats, self._settings.window)
             self._slow_start = slow_start = SlowStart(
-                link, dispatcher.submit, queue=self._queue, tag=self._tag, window=self._config.window, depth=depth
+                link, dispatcher.submit, queue=self._queue, tag=self._tag, window=self._settings.window, depth=depth
             )
-            dispatcher.on_finished = slow_start.finished
+            dispatcher.link_opened(policy, moves=moves, on_finished=slow_start.finished)
             await slow_start.consume(session.received)
         except BaseException as error:
             # Messages may arrive before the broker's answer. If this task is cancelled then, _shut_down lets the
@@ -303,16 +295,16 @@ class RabbitConsumer:
         self._outage.succeeded()
         return session
 
-    async def _choose_dispositions(self, link: Link) -> None:
-        """Find out what this queue counts and keeps, before its first message comes."""
-        assert self._dispatcher is not None  # noqa: S101 - run() made it
-        self._dispatcher.policy = await resolve_policy(self._config.policy, link, self._queue)
+    async def _choose_dispositions(self, link: Link) -> tuple[SettlePolicy, bool]:
+        """Return how deliveries are decided, and whether failed ones are moved: what the queue counts and keeps."""
+        policy = await resolve_policy(self._settings.policy, link, self._queue)
         keeps = self._keeps
         if keeps is None:
             keeps = await was_declared_with_dead_letters(link, self._queue)
-        self._dispatcher.moves = self._config.without_dead_letters == "move" and not keeps
+        moves = self._settings.without_dead_letters == "move" and not keeps
         if not keeps and self._session is None and self.count.reconnects == 0:
-            report_missing_dead_letters(self._queue, moves=self._dispatcher.moves, known=self._keeps is False)
+            report_missing_dead_letters(self._queue, moves=moves, known=self._keeps is False)
+        return policy, moves
 
     async def _stopped_before_loss(self, session: Session, stop: asyncio.Event) -> bool:
         """Wait for the first of the two; True when it is a stop."""
@@ -342,7 +334,7 @@ class RabbitConsumer:
         assert self._dispatcher is not None  # noqa: S101 - run() made it
         session, dispatcher = self._session, self._dispatcher
         self._stall_monitor.stop()
-        logger.info("worker draining: queue %(queue)s", queue=self._queue, grace_s=self._config.grace_s)
+        logger.info("worker draining: queue %(queue)s", queue=self._queue, grace_s=self._settings.grace_s)
         self._life.stop()  # also when run() was cancelled or failed: from here on nothing new starts
         dispatcher.halt()
         if self._slow_start is not None:
@@ -366,10 +358,15 @@ class RabbitConsumer:
 
     # -------------------------------------------------------------- callbacks, in the loop's thread
     def _on_forced_stop(self) -> None:
-        """End the grace period."""
+        """End the grace period. Half a second later, end the connections: a silent broker holds nothing up."""
         self._on_stop()
         if self._dispatcher is not None:
             self._dispatcher.end_grace_period()
+        asyncio.get_running_loop().call_later(_FORCED_STOP_TIMEOUT_S, self._drop_connection)
+
+    def _drop_connection(self) -> None:
+        if self._session is not None:
+            self._session.link.drop()
 
     def _on_stop(self) -> None:
         """Take back what has not started, and wake :meth:`run`."""

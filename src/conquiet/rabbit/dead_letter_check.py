@@ -17,7 +17,7 @@ from conquiet.rabbit.dead_letter_headers import dead_queue
 from conquiet.rabbitmq_api import RabbitApi, RabbitApiError, dead_letter_queue, has_dead_letter_exchange, queue_setting
 
 if TYPE_CHECKING:
-    from conquiet.rabbit.config import RabbitConfig
+    from conquiet.rabbit.settings import RabbitSettings
 
 logger = FactLogger(__name__)
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 _MAX_HOPS: Final = 10
 
 
-async def find_dead_letters(config: "RabbitConfig", vhost: str, queue: str) -> bool | None:
+async def find_dead_letters(settings: "RabbitSettings", vhost: str, queue: str) -> bool | None:
     """Return whether the queue has a dead-letter exchange, as the settings or the management API say; None: unknown.
 
     Warns of dead letters that return to the queue.
@@ -34,23 +34,23 @@ async def find_dead_letters(config: "RabbitConfig", vhost: str, queue: str) -> b
     Raises:
         RabbitError: ``require_dead_letter`` is set and there is no exchange, or the API does not say.
     """
-    known, url = config.dead_letter, config.management_url
+    known, url = settings.dead_letter, settings.management_url
     if url is not None:
         try:
             description = await _in_thread(describe_queue, url, vhost, queue)
             if known is None:
                 known = await _in_thread(_leads_to_a_queue, url, vhost, queue, description)
-            if config.exhausted == "dead_letter" and await _in_thread(_comes_back, url, vhost, queue, description):
+            if settings.exhausted == "dead_letter" and await _in_thread(_comes_back, url, vhost, queue, description):
                 logger.warning(
                     'the dead letters of the queue return to it: with exhausted="dead_letter" a message past '
                     'max_retries circulates without end; use exhausted="drop" in a retry circuit',
                     queue=queue,
                 )
         except RabbitError:
-            if config.require_dead_letter and known is None:
+            if settings.require_dead_letter and known is None:
                 raise
             logger.warning("cannot find out about a dead-letter exchange", queue=queue)
-    if known is False and config.require_dead_letter:
+    if known is False and settings.require_dead_letter:
         raise RabbitError(
             f"queue {queue} has no dead-letter exchange that leads to a queue, and require_dead_letter is set; "
             "set one with a policy or with the argument x-dead-letter-exchange, and bind a queue to it",

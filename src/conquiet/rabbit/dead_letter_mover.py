@@ -75,6 +75,10 @@ class DeadLetterMover:
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
+    def drop_connection(self) -> None:
+        """End the connection without the broker's answer: what is not confirmed yet stays in its queue."""
+        self._publisher.drop()
+
     async def close(self) -> None:
         """Abort what is not moved yet (it stays in its queue) and close the connection."""
         for task in self._tasks:

@@ -18,7 +18,6 @@ from conquiet.core.log import FactLogger
 from conquiet.errors import FatalSyncerError, RabbitError
 from conquiet.rabbit.address import Address
 from conquiet.rabbit.batch_workers import BatchWorkers
-from conquiet.rabbit.config import RabbitConfig
 from conquiet.rabbit.counters import DeliveryOutcome, DeliveryStats
 from conquiet.rabbit.dead_letter_headers import dead_queue
 from conquiet.rabbit.dead_letter_mover import DeadLetterMover
@@ -27,7 +26,8 @@ from conquiet.rabbit.outage import SyncerPause
 from conquiet.rabbit.pipeline import Pipeline
 from conquiet.rabbit.proca.decrypt import KeyFault
 from conquiet.rabbit.publisher import Publisher
-from conquiet.rabbit.settle import Disposition, Verdict, attempt_of, decide
+from conquiet.rabbit.settings import RabbitSettings
+from conquiet.rabbit.settle import Disposition, SettlePolicy, Verdict, attempt_of, decide
 from conquiet.rabbit.settlement_log import report_unprocessed
 from conquiet.rabbit.syncer import DONE, ContractBroken, Postponed, Syncer, Unavailable
 from conquiet.rabbit.workers import RunResult, SyncerWorkers, TaskWorkers, ThreadWorkers
@@ -45,46 +45,45 @@ class Dispatcher:
     Args:
         syncer: Handles the messages.
         pipeline: Prepares them.
-        config: The consumer's settings.
+        settings: The consumer's settings.
         address: The broker, for messages that are moved.
         stats: Where deliveries are counted; it knows the queue's name.
         fail: Ends the consumer with an error. Called in the loop's thread.
 
     Attributes:
-        policy: Decides about deliveries; set again at each connection.
-        moves: Whether failed messages are moved by the consumer; set again at each connection.
-        on_finished: Called after each run of the syncer; set again at each connection.
+        policy: Decides about deliveries of the current link.
+        moves: Whether failed messages of the current link are moved by the consumer.
     """
 
     def __init__(
         self,
         syncer: Syncer,
         pipeline: Pipeline,
-        config: RabbitConfig,
+        settings: RabbitSettings,
         address: Address,
         stats: DeliveryStats,
         fail: Callable[[RabbitError], None],
     ) -> None:
-        self.policy = config.policy
+        self.policy = settings.policy
         self.moves = False
-        self.on_finished: Callable[[Delivery], None] = lambda _delivery: None
-        self._config = config
+        self._notify_finished: Callable[[Delivery], None] = lambda _delivery: None
+        self._settings = settings
         self._stats = stats
         self._queue = stats.queue
         self._fail = fail
         self._halted = False
         self._grace: asyncio.Timeout | None = None
-        self._grace_s = config.grace_s
+        self._grace_s = settings.grace_s
         self._unstarted: list[Delivery] = []
         self._workers: SyncerWorkers
-        if config.batches is None:
+        if settings.batches is None:
             kind: Any = TaskWorkers if is_coroutine_function(syncer) else ThreadWorkers
-            self._workers = kind(syncer, pipeline, config.concurrency, self._on_finished)
+            self._workers = kind(syncer, pipeline, settings.concurrency, self._on_finished)
         else:
-            self._workers = BatchWorkers(syncer, pipeline, config.concurrency, self._on_finished, config.batches)
-        self._outage = SyncerPause(self._queue, self._workers.submit, self._workers.take_unstarted, config.outage)
-        publisher = Publisher(address.urls, timeout_s=config.connect_timeout_s, ssl_context=config.ssl_context)
-        self._mover = DeadLetterMover(address, self._queue, publisher, fail, config.reconnect)
+            self._workers = BatchWorkers(syncer, pipeline, settings.concurrency, self._on_finished, settings.batches)
+        self._outage = SyncerPause(self._queue, self._workers.submit, self._workers.take_unstarted, settings.outage)
+        publisher = Publisher(address.urls, timeout_s=settings.connect_timeout_s, ssl_context=settings.ssl_context)
+        self._mover = DeadLetterMover(address, self._queue, publisher, fail, settings.reconnect)
 
     @property
     def is_paused(self) -> bool:
@@ -102,6 +101,12 @@ class Dispatcher:
             self._unstarted += deliveries
         else:
             self._outage.submit(deliveries)
+
+    def link_opened(self, policy: SettlePolicy, *, moves: bool, on_finished: Callable[[Delivery], None]) -> None:
+        """Prepare for the deliveries of a new link; see the attributes."""
+        self.policy = policy
+        self.moves = moves
+        self._notify_finished = on_finished
 
     def link_lost(self) -> None:
         """Record that the link of all deliveries so far is lost."""
@@ -136,6 +141,7 @@ class Dispatcher:
         self._grace_s = 0.0
         if self._grace is not None:
             self._grace.reschedule(0.0)
+        self._mover.drop_connection()
 
     async def drain(self) -> None:
         """Wait for running handlers and moves up to the grace period, then end them."""
@@ -152,7 +158,7 @@ class Dispatcher:
                 "handlers abandoned after the grace period; their messages return to the queue",
                 queue=self._queue,
                 abandoned=abandoned,
-                grace_s=self._config.grace_s,
+                grace_s=self._settings.grace_s,
             )
 
     # -------------------------------------------------------------- dispositions
@@ -171,7 +177,7 @@ class Dispatcher:
             else:
                 self._settle(delivery, report)
                 self._outage.finished(delivery)
-            self.on_finished(delivery)
+            self._notify_finished(delivery)
         except Exception as error:  # noqa: BLE001
             # A bug of this library. The delivery stays unsettled: twice is the preferred loss.
             logger.failure(logging.ERROR, "a delivery could not be settled", error, queue=self._queue)
@@ -184,7 +190,7 @@ class Dispatcher:
         disposition = decide(verdict, facts, self.policy)
         if self.moves:
             disposition = _MOVING.get(disposition, disposition)
-        tracebacks = self._config.log_tracebacks
+        tracebacks = self._settings.log_tracebacks
         attempt = attempt_of(facts, self.policy)
         report_unprocessed(delivery, verdict, disposition, attempt, tracebacks=tracebacks)
         parks = disposition is Disposition.DEAD_LETTER_AND_STOP and delivery.session.is_open

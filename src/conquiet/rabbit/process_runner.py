@@ -13,16 +13,16 @@ from typing import Any
 
 from conquiet.core.log import FactLogger
 from conquiet.errors import ConquietError, LifecycleError, UncaughtError
-from conquiet.rabbit.config import RabbitConfig, seed_defaults, takes_settings
 from conquiet.rabbit.consumer import RabbitConsumer
 from conquiet.rabbit.counters import Counters
+from conquiet.rabbit.settings import RabbitSettings, seed_defaults, takes_settings
 from conquiet.rabbit.syncer import Syncer
 from conquiet.signals import TerminationHandlers, install_termination_handlers
 
 logger = FactLogger(__name__)
 
 
-@takes_settings(RabbitConfig)
+@takes_settings(RabbitSettings)
 def sync_queue(url: str | Sequence[str], queue: str, syncer: Syncer, **options: Any) -> Counters:
     """Process a queue as seed 004 says until SIGTERM or SIGINT, then return the counters.
 
@@ -42,7 +42,7 @@ def sync_queue(url: str | Sequence[str], queue: str, syncer: Syncer, **options: 
     return _work(url, queue, syncer, {**seed_defaults(), **options}, "sync_queue")
 
 
-@takes_settings(RabbitConfig)
+@takes_settings(RabbitSettings)
 def run_process(url: str | Sequence[str], queue: str, syncer: Syncer, **options: Any) -> int:
     """Process a queue of any JSON objects until SIGTERM or SIGINT, and return an exit code.
 

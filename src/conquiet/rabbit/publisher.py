@@ -176,6 +176,11 @@ class Publisher:
         if channel is not None:
             await channel.link.close()
 
+    def drop(self) -> None:
+        """End the connection without the broker's answer. What was not confirmed raises."""
+        if self._channel is not None:
+            self._channel.link.drop()
+
     async def __aenter__(self) -> Self:
         return self
 

@@ -57,6 +57,12 @@ class ClusterConnection(RedisConnection):
             node.close()
         super().close()
 
+    def abort(self) -> None:
+        """See ``RedisConnection``."""
+        super().abort()
+        for node in list(self._nodes.values()):
+            node.abort()
+
     def call_together(
         self, command: str, packed: Sequence[bytes], *, stream: str = "", group: str = "", wait_s: float = 0.0
     ) -> list[Any]:
@@ -183,4 +189,6 @@ class ClusterConnection(RedisConnection):
         if node is None:
             node = RedisConnection(self._cluster.node(address), longest_wait_s=self._longest_wait_s)
             self._nodes[address] = node
+            if self._aborted:
+                node.abort()
         return node

@@ -9,6 +9,7 @@ it: a connection with an unread reply would give that reply to the next command.
 
 import contextlib
 import os
+import socket
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from conquiet.core.closing import ClosedAfterUse
 from conquiet.errors import LifecycleError
-from conquiet.redis_transport.errors import translate
+from conquiet.redis_transport.errors import AbortedError, translate
 
 _TRUSTED_IDLE_S = 1.0
 """A connection that was idle for longer is checked before use: the server may have closed it."""
@@ -43,8 +44,10 @@ class RedisConnection(ClosedAfterUse):
         self._idle: deque[tuple[Any, float]] = deque()
         # Connections with a longer socket timeout, for waits beyond longest_wait_s.
         self._idle_long_timeout: deque[tuple[Any, float]] = deque()
+        self._opened: list[Any] = []
         self._pid = os.getpid()
         self._closed = False
+        self._aborted = False
 
     def call(self, command: str, packed: bytes, *, stream: str = "", group: str = "", wait_s: float = 0.0) -> Any:
         """Send one packed command and return its reply.
@@ -82,6 +85,18 @@ class RedisConnection(ClosedAfterUse):
         self._close_idle()
         self.client.close()
 
+    def abort(self) -> None:
+        """Make every call that waits for a reply fail immediately, and every later call that lets the server wait.
+
+        Other calls open a new connection: the acknowledgement of a handler that could not be interrupted is still
+        sent. Takes no lock, so a signal handler may call it. A connection that is being opened is not aborted: its
+        timeout ends it.
+        """
+        self._aborted = True
+        self._close_idle()
+        for connection in list(self._opened):
+            _shut_down(connection)
+
     def _exchange(
         self, command: str, packed: bytes, replies: int | None, wait_s: float, stream: str, group: str
     ) -> Any:
@@ -102,6 +117,8 @@ class RedisConnection(ClosedAfterUse):
                 self._close_idle()
             if isinstance(error, RedisError | OSError):
                 sent = connection is not None
+                if sent and self._aborted:
+                    error = AbortedError("aborted by a forced stop")
                 raise translate(error, stream=stream, group=group, command=command, sent=sent) from error
             raise
         self._put_back(idle, connection)
@@ -138,6 +155,13 @@ class RedisConnection(ClosedAfterUse):
         except BaseException:
             connection.disconnect()
             raise
+        for one in list(self._opened):
+            if one._sock is None:  # noqa: SLF001 - as in _shut_down
+                with contextlib.suppress(ValueError):  # another thread has removed it
+                    self._opened.remove(one)
+        self._opened.append(connection)
+        if self._aborted and wait_s:  # checked after the append, so that abort() cannot miss it
+            _shut_down(connection)
         return connection
 
     def _covers(self, connection: Any, wait_s: float) -> bool:
@@ -154,6 +178,15 @@ class RedisConnection(ClosedAfterUse):
             with contextlib.suppress(IndexError):
                 while True:
                     idle.pop()[0].disconnect()
+
+
+def _shut_down(connection: Any) -> None:
+    """Shut the socket down: a thread that waits for it reads the end of input. Not closed: its number may be reused."""
+    opened: socket.socket | None = connection._sock  # noqa: SLF001 - redis-py has no public name for it
+    if opened is not None:
+        with contextlib.suppress(OSError):
+            # The method of the plain socket: that of a TLS socket changes what the waiting thread uses.
+            socket.socket.shutdown(opened, socket.SHUT_RDWR)
 
 
 def _usable(connection: Any, since: float) -> bool:

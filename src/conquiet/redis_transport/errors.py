@@ -33,11 +33,13 @@ from conquiet.errors import GroupMissingError, QueueError
 from conquiet.redis_transport.connect_errors import NoConnection, describe, no_connection
 
 __all__ = [
+    "AbortedError",
     "NoPermissionError",
     "NoScriptError",
     "ReadOnlyError",
     "RedisError",
     "ResponseError",
+    "is_aborted",
     "is_group_there_already",
     "is_redirect",
     "translate",
@@ -79,6 +81,15 @@ _DEMOTED = "The previous master is now a slave"
 # The server's text, Redis 6.2 to 8 and Valkey 9. UNBLOCKED alone is not enough: CLIENT UNBLOCK and a failover end a
 # blocked read with the same code, and the group may still exist.
 _GROUP_GONE = ("NOGROUP", "UNBLOCKED the stream key no longer exists", "no such key", "ERR no such key")
+
+
+class AbortedError(ConnectionError):
+    """The connection was shut down by ``RedisConnection.abort``."""
+
+
+def is_aborted(error: BaseException) -> bool:
+    """Return whether ``RedisConnection.abort`` ended a call."""
+    return isinstance(error.__cause__, AbortedError)
 
 
 def is_redirect(error: BaseException) -> bool:

@@ -24,7 +24,7 @@ from conquiet.core.worker_pool import WorkerPool  # noqa: E402 - the extra is ch
 from conquiet.runtime.consumer import Consumer  # noqa: E402
 from conquiet.runtime.context import MessageContext, SyncMessageContext  # noqa: E402
 from conquiet.runtime.engine_events import EngineError, Failed, Started, Succeeded  # noqa: E402
-from conquiet.runtime.health import Health, StopReport  # noqa: E402
+from conquiet.runtime.health import EngineHealth, StopReport  # noqa: E402
 from conquiet.runtime.message import RuntimeMessage  # noqa: E402
 from conquiet.runtime.settings import RuntimeSettings  # noqa: E402
 from conquiet.runtime.stream_reader import StreamReader  # noqa: E402
@@ -32,8 +32,8 @@ from conquiet.runtime.stream_reader import StreamReader  # noqa: E402
 __all__ = [
     "Consumer",
     "EngineError",
+    "EngineHealth",
     "Failed",
-    "Health",
     "MessageContext",
     "RuntimeMessage",
     "RuntimeSettings",

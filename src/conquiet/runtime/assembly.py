@@ -18,7 +18,7 @@ from conquiet.runtime.capacity import CapacitySignal
 from conquiet.runtime.engine_events import EventDispatcher
 from conquiet.runtime.executor import Executor
 from conquiet.runtime.fetch_budget import FetchBudget
-from conquiet.runtime.health import Health
+from conquiet.runtime.health import EngineHealth
 from conquiet.runtime.heartbeat import Heartbeat, HeartbeatCallbacks
 from conquiet.runtime.lease_table import LeaseTable
 from conquiet.runtime.leases import Leases
@@ -52,7 +52,7 @@ class Reports:
     events: EventDispatcher
     error: Callable[..., None]
     stop: Callable[[BaseException], None]
-    health: Callable[[], Health]
+    health: Callable[[], EngineHealth]
     heartbeat: HeartbeatCallbacks
 
 

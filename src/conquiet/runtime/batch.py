@@ -115,6 +115,10 @@ class MessagePool(Protocol):
         """Return when no handler is running and none will start."""
         ...
 
+    def owns_current_task(self) -> bool:
+        """Return whether the caller runs inside a handler of this pool."""
+        ...
+
     def cancel_running(self) -> list[RuntimeMessage]:
         """Cancel the running handlers and return their messages."""
         ...
@@ -154,6 +158,7 @@ class BatchPool:
         self._assembler: BatchAssembler[RuntimeMessage] = BatchAssembler(self._deliver, self._has_free_worker)
         self.start = self._pool.start
         self.wait_idle = self._pool.wait_idle
+        self.owns_current_task = self._pool.owns_current_task
         self.close = self._pool.close
 
     @property

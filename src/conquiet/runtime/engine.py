@@ -20,13 +20,12 @@ import contextlib
 import inspect
 import logging
 import time
-from collections.abc import Callable, Collection
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any
 
-from conquiet.core.background import wait_ready
+from conquiet.core.background import BackgroundWorker, stop_on
 from conquiet.core.identity import stable_consumer_id
-from conquiet.core.lifecycle import Lifecycle, Status
+from conquiet.core.lifecycle import AsyncLifecycle, Status
 from conquiet.core.log import FactLogger
 from conquiet.core.settlement import Settlement
 from conquiet.core.validation import require_positive, require_text
@@ -40,7 +39,7 @@ from conquiet.redis_transport.topology import known_address
 from conquiet.runtime.assembly import Reports, assemble
 from conquiet.runtime.engine_events import Callback, EngineError, EventDispatcher
 from conquiet.runtime.executor import Executor
-from conquiet.runtime.health import Health, StopReport
+from conquiet.runtime.health import EngineHealth, StopReport
 from conquiet.runtime.heartbeat import HeartbeatCallbacks
 from conquiet.runtime.message import RuntimeMessage
 from conquiet.runtime.settings import RuntimeSettings
@@ -50,7 +49,7 @@ from conquiet.runtime.shutdown import Shutdown, wait_shielded
 logger = FactLogger(__name__)
 
 
-class Engine:
+class Engine(BackgroundWorker):
     """Reads streams as a member of a group and executes their messages, at most ``concurrency`` concurrently.
 
     Args:
@@ -83,16 +82,14 @@ class Engine:
         self._consumer_id = consumer_id or stable_consumer_id()
         self._settings = settings
         self._topology = topology_of(redis, timeout_s=settings.heartbeat_timeout_s)
-        self._lifecycle = Lifecycle("this Consumer")
+        self._lifecycle = AsyncLifecycle("this Consumer")
         self._dispatcher = EventDispatcher()
         self._lease_outage = OutageWatch(
             "Redis", "nothing is read, and leases are not renewed: other workers may claim running messages"
         )
-        self._stop_asked = False
-        self._forced = asyncio.Event()
-        self._ready = asyncio.Event()
+        self.forced = asyncio.Event()
+        self.consuming = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._background: asyncio.Task[StopReport] | None = None
         self._opening: asyncio.Task[None] | None = None
         self.report: StopReport | None = None
         self._assemble()
@@ -136,7 +133,7 @@ class Engine:
             topology=self._topology,
             stats=self._stats,
             grace_s=self._settings.grace_s,
-            forced=self._forced,
+            forced=self.forced,
         )
 
     @property
@@ -153,6 +150,10 @@ class Engine:
     def status(self) -> Status:
         """The lifecycle status of the engine."""
         return self._lifecycle.status
+
+    def is_own_handler(self) -> bool:
+        """Return True if a handler of this engine is the caller: it cannot wait for the end of the engine."""
+        return self._pool.owns_current_task()
 
     @property
     def active_tasks(self) -> int:
@@ -193,27 +194,27 @@ class Engine:
         if stop_event is not None and not inspect.iscoroutinefunction(getattr(stop_event, "wait", None)):
             raise ConfigurationError("stop_event must be an asyncio.Event: waiting for another kind blocks the loop")
         self._lifecycle.start()
-        self._before_start()
-        self._loop = asyncio.get_running_loop()
-        engine = asyncio.create_task(self._live(), name=f"conquiet-engine-{self._consumer_id}")
-        watcher = None if stop_event is None else asyncio.create_task(self._watch(stop_event))
         try:
-            return await wait_shielded(engine, stop=self._request_stop, force=self._forced.set)
+            self._before_start()
+            self._loop = asyncio.get_running_loop()
+            if self._lifecycle.is_forced:  # a signal or another thread called stop() before there was a loop to wake
+                self.forced.set()
+            async with stop_on(stop_event, self.end):
+                engine = asyncio.create_task(self._live(), name=f"conquiet-engine-{self._consumer_id}")
+                return await wait_shielded(engine, stop=self.end, force=self.forced.set)
         finally:
-            if watcher is not None:
-                watcher.cancel()
-                await asyncio.gather(watcher, return_exceptions=True)
+            self._lifecycle.finish()
 
     def stop(self) -> None:
         """Request the stop: nothing new is read or started, running handlers get the grace period.
 
-        A second call cancels the running handlers. Safe in a signal handler and from any thread: it assigns and wakes
-        the loop, and takes no lock.
+        A second call cancels the running handlers and, after half a second, aborts the connections; a plain function
+        in a thread continues. Safe in a signal handler and from any thread: it assigns and wakes the loop, and takes no
+        lock.
         """
-        if self._stop_asked:
-            self._on_loop(self._forced.set)
-        self._stop_asked = True
-        self._request_stop()
+        if self._lifecycle.request_stop():
+            self._on_loop(self.forced.set)
+        self._on_loop(self._begin_stop)
 
     def pause_streams(self, streams: Collection[str]) -> None:
         """Read nothing from these streams until called again without them. Call it on the event loop.
@@ -238,18 +239,22 @@ class Engine:
         await self._pool.wait_idle()
         await self._leases.flush()
 
-    def health(self) -> Health:
-        """Report the state of the engine, without a call to the server. Never raises."""
+    def health(self) -> EngineHealth:
+        """Report the state of the engine, without a call to the server. Never raises; safe from any thread."""
         ended = self._pace.last_end
-        return Health(
+        lag: dict[str, int | None] = {}
+        for shard in self._shards:
+            lag.update(shard.fetcher.lag)  # in one step: the event loop may change it meanwhile
+        return EngineHealth(
             status=self._lifecycle.status,
+            handled=sum(stats.succeeded + stats.failed for stats in self._stats.values()),
             connected=all(shard.connection.is_open for shard in self._shards),
             progress_age_s=time.monotonic() - min(shard.fetcher.progress(ended) for shard in self._shards),
             active=self._pool.active,
             in_flight=len(self._table),
             unacknowledged=sum(shard.acknowledger.unconfirmed for shard in self._shards),
             lease_alive=self._heartbeat.is_alive,
-            lag={stream: lag for shard in self._shards for stream, lag in shard.fetcher.lag.items()},
+            lag=lag,
             streams={stream: stats.counts for stream, stats in self._stats.items()},
             reconnects=sum(shard.reconnects for shard in self._shards),
             concurrency=self._concurrency,
@@ -262,24 +267,20 @@ class Engine:
         return self._stats[stream].read + self._stats[stream].claimed
 
     async def close(self) -> None:
-        """Release the connections. No effect after the engine has ended: it closed them itself."""
-        if self._lifecycle.status in {Status.NEW, Status.STOPPED}:
-            self._lifecycle.stop()
-            await self._topology.close()
+        """Stop in order, wait for the end, and release the connections. Called by a handler it only stops."""
+        self.end()
+        if self.is_own_handler():
+            return
+        await self._lifecycle.wait_ended()
+        await self._topology.close()
 
-    async def __aenter__(self) -> Self:
-        """Start in the background and return once the engine consumes."""
-        self._background = asyncio.create_task(self.start())
-        await wait_ready(self._background, self._ready)
-        return self
+    def end(self) -> None:
+        """Stop in order, without counting as a call of ``stop()``: a later ``stop()`` does not force."""
+        self._lifecycle.stop()
+        self._on_loop(self._begin_stop)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop in order. If the engine has failed, its error is raised here."""
-        self._request_stop()
-        if self._background is not None:
-            await self._background
+    def _enter(self) -> tuple[Coroutine[Any, Any, StopReport], asyncio.Event]:
+        return self.start(), self.consuming
 
     def _before_start(self) -> None:
         """Run checks that are only possible at the start. A hook for subclasses."""
@@ -300,7 +301,7 @@ class Engine:
             self._heartbeat.start()
             if self._lifecycle.is_stopping:
                 self._begin_stop()
-            self._ready.set()
+            self.consuming.set()
             logger.info("worker ready: consumer %(consumer_id)s of %(streams)s", **about)
             await self._fetch()
         except asyncio.CancelledError:
@@ -320,7 +321,6 @@ class Engine:
             self._outage.close()
             self._lease_outage.close()
             await self._after_end()
-            self._lifecycle.finish()
             if failure is not None:
                 logger.failure(logging.ERROR, "worker ends because of an error", failure, **about)
                 self._dispatcher.emit(EngineError(failure, None))
@@ -346,14 +346,6 @@ class Engine:
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
-
-    async def _watch(self, stop_event: asyncio.Event) -> None:
-        await stop_event.wait()
-        self._request_stop()
-
-    def _request_stop(self) -> None:
-        self._lifecycle.stop()
-        self._on_loop(self._begin_stop)
 
     def _stop_with(self, error: BaseException) -> None:
         """Stop the engine with this error."""

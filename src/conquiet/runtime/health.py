@@ -1,18 +1,17 @@
 """The state of an engine at one moment, without a call to the server."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from conquiet.core.lifecycle import Status
+from conquiet.core.lifecycle import Health, Status
 from conquiet.runtime.metrics import StreamCounts
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """The state of an engine.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineHealth(Health):
+    """The health of an engine, with its figures. ``reason`` follows from them.
 
     Attributes:
-        status: Lifecycle status.
         connected: The reading connection is open.
         progress_age_s: Seconds since the server last replied to a read, or, while there is no capacity to read, since a
             message was finished. On a cluster: the maximum over all readers.
@@ -28,7 +27,8 @@ class Health:
         paused: A server that the handler needs is unavailable, so nothing but a probe is fetched.
     """
 
-    status: Status
+    reason: str = field(default="", init=False)
+    handled: int = 0
     connected: bool
     progress_age_s: float
     active: int
@@ -42,17 +42,8 @@ class Health:
     progress_timeout_s: float
     paused: bool = False
 
-    @property
-    def ready(self) -> bool:
-        """True if the engine is running, connected, not paused, extends leases, and reads or has no free worker."""
-        return not self.reason
-
-    @property
-    def reason(self) -> str:
-        """Why the engine is not ready. Empty while it is ready."""
-        reasons = {
-            "not started": self.status is Status.NEW,
-            "stopping or stopped": self.status in {Status.STOPPING, Status.STOPPED},
+    def __post_init__(self) -> None:
+        problems = {
             "a server that the handler needs is unavailable": self.paused,
             "not connected to Redis": not self.connected,
             "leases are not extended": not self.lease_alive,
@@ -60,7 +51,8 @@ class Health:
                 self.progress_age_s > self.progress_timeout_s and self.active < self.concurrency
             ),
         }
-        return next((reason for reason, holds in reasons.items() if holds), "")
+        object.__setattr__(self, "reason", next((problem for problem, holds in problems.items() if holds), ""))
+        Health.__post_init__(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +81,7 @@ class StopReport:
     unanswered_reads: int = 0
 
 
-NOT_STARTED = Health(
+NOT_STARTED = EngineHealth(
     status=Status.NEW,
     connected=False,
     progress_age_s=0.0,

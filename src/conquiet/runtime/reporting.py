@@ -20,7 +20,7 @@ from conquiet.redis_transport.connection_id import ConnectionId
 from conquiet.runtime.metrics import StreamStats
 
 if TYPE_CHECKING:
-    from conquiet.runtime.health import Health
+    from conquiet.runtime.health import EngineHealth
 
 VERSION: Final = "CONQUIET_APP_VERSION"
 """Environment variable with your program's version. The dashboard marks the first start of a version as a deploy."""
@@ -39,7 +39,9 @@ class WorkerReporter:
         health: Returns its health.
     """
 
-    def __init__(self, stats: Mapping[str, StreamStats], *, concurrency: int, health: "Callable[[], Health]") -> None:
+    def __init__(
+        self, stats: Mapping[str, StreamStats], *, concurrency: int, health: "Callable[[], EngineHealth]"
+    ) -> None:
         self._stats = stats
         self._concurrency = concurrency
         self._started_ms = int(time.time() * 1000)

@@ -138,6 +138,20 @@ async def _either(waiting: Coroutine[Any, Any, None], event: asyncio.Event, *, t
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def wait_unless_forced(waiting: Coroutine[Any, Any, None], forced: asyncio.Event) -> None:
+    """Wait for ``waiting``. ``FORCED_STOP_TIMEOUT_S`` after the stop is forced, cancel it."""
+    task, watcher = asyncio.create_task(waiting), asyncio.create_task(forced.wait())
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task,), timeout=FORCED_STOP_TIMEOUT_S)
+    finally:
+        watcher.cancel()
+        task.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+    if not task.cancelled():
+        task.result()
+
+
 async def _all_of(waiting: list[Coroutine[Any, Any, None]]) -> None:
     await asyncio.gather(*waiting)
 

@@ -14,7 +14,7 @@ require_extra("scheduler", "redis", "hiredis", "cronsim")
 
 from conquiet.scheduler.cron import Cron  # noqa: E402 - the extra is checked first
 from conquiet.scheduler.entries import Every, Once, Origin, ScheduleEntry, due_of  # noqa: E402
-from conquiet.scheduler.scheduler import Scheduler, SchedulerHealth  # noqa: E402
+from conquiet.scheduler.scheduler import Scheduler  # noqa: E402
 from conquiet.scheduler.schedules import Schedules, ScheduleStatus, UpcomingRun  # noqa: E402
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "ScheduleEntry",
     "ScheduleStatus",
     "Scheduler",
-    "SchedulerHealth",
     "Schedules",
     "UpcomingRun",
     "due_of",

@@ -10,13 +10,13 @@ host dies, the others fire the same tick at the same moment. See docs/decisions/
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Self
+import contextlib
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
 
-from conquiet.core.background import wait_ready
+from conquiet.core.background import BackgroundWorker, stop_on
 from conquiet.core.clock import SYSTEM_CLOCK, Clock
-from conquiet.core.lifecycle import Lifecycle, Status
+from conquiet.core.lifecycle import AsyncLifecycle, Health
 from conquiet.core.log import FactLogger
 from conquiet.core.validation import require_seconds
 from conquiet.errors import ConfigurationError, QueueError
@@ -39,20 +39,7 @@ _LONGEST_POLL_S = 1.0
 _LONGEST_SILENCE_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerHealth:
-    """Health of a scheduler, without a command to Redis.
-
-    Attributes:
-        ready: True while rounds succeed: the last one less than 10 s ago.
-        reason: Why it is not ready; empty while it is.
-    """
-
-    ready: bool
-    reason: str = ""
-
-
-class Scheduler(Schedules):
+class Scheduler(BackgroundWorker, Schedules):
     """Fire entries at their due times, each tick once over all hosts of the group.
 
     Args:
@@ -86,9 +73,8 @@ class Scheduler(Schedules):
         self._give_up_after_s = require_seconds("give_up_after_s", give_up_after_s)
         self._clock = clock
         self._declared: dict[str, ScheduleEntry] = {}
-        self._life = Lifecycle("scheduler")
+        self._life = AsyncLifecycle("scheduler")
         self._stopped, self._started = asyncio.Event(), asyncio.Event()
-        self._background: asyncio.Task[None] | None = None
         self._work: asyncio.Task[None] | None = None
         self._last_round_at: float | None = None
         if isinstance(entries, ScheduleEntry):
@@ -132,20 +118,18 @@ class Scheduler(Schedules):
         self._life.start()
         logger.info("worker starts: scheduler of group %(group)s", group=self.group, entries=len(self._declared))
         self._work = asyncio.create_task(self._store_and_fire())
-        watcher = None if stop_event is None else asyncio.create_task(self._stop_on(stop_event))
         try:
-            await self._work
+            async with stop_on(stop_event, self._end):
+                await self._work
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             logger.warning("scheduler stopped by force; its last round was interrupted")
         finally:
-            self._life.finish()
             self._outage.close()
             logger.info("worker stopped: scheduler of group %(group)s", group=self.group)
-            if watcher is not None:
-                watcher.cancel()
+            self._life.finish()
 
     async def start(self, stop_event: asyncio.Event | None = None) -> None:
         """Call ``run()``."""
@@ -157,49 +141,33 @@ class Scheduler(Schedules):
         An interrupted round is safe: the next round of any host reads from the pointer whether it took effect. May be
         called from a signal handler or another thread.
         """
-        forced = self._life.status is Status.STOPPING
-        self._life.stop()
-        if self._work is None:
-            return
-        loop = self._work.get_loop()
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(self._work.cancel if forced else self._stopped.set)
+        forced = self._life.request_stop()
+        if self._work is not None:
+            self._on_loop(self._work.cancel if forced else self._stopped.set)
 
-    def health(self) -> SchedulerHealth:
-        """Return whether rounds succeed. Never raises; sends nothing."""
-        status = self._life.status
-        if status is not Status.RUNNING:
-            return SchedulerHealth(ready=False, reason="not started" if status is Status.NEW else status.value)
+    async def close(self) -> None:
+        """Stop, wait for the end, and close the connections. May be called twice."""
+        self._end()
+        await self._life.wait_ended()
+        await Schedules.close(self)
+
+    def health(self) -> Health:
+        """Return whether rounds succeed: the last one less than 10 s ago. Never raises; sends nothing."""
+        return Health(status=self._life.status, reason=self._problem())
+
+    def _problem(self) -> str:
         if self._last_round_at is None:
-            return SchedulerHealth(ready=False, reason="starting")
+            return "starting"
         silence_s = self._clock.monotonic() - self._last_round_at
-        if silence_s >= _LONGEST_SILENCE_S:
-            return SchedulerHealth(ready=False, reason=f"no round has succeeded for {silence_s:.0f} s")
-        return SchedulerHealth(ready=True)
+        return f"no round has succeeded for {silence_s:.0f} s" if silence_s >= _LONGEST_SILENCE_S else ""
 
     @property
     def abandoned(self) -> int:
         """Handlers that did not end within the grace period: none, a scheduler runs no handlers."""
         return 0
 
-    async def __aenter__(self) -> Self:
-        """Run in the background; return once the declared entries are stored."""
-        self._background = asyncio.create_task(self.run())
-        try:
-            await wait_ready(self._background, self._started)
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(self, _kind: object, _error: BaseException | None, _trace: object) -> None:
-        """Stop and close. Raises the error of a scheduler that gave up."""
-        self._stop_once()
-        try:
-            if self._background is not None:
-                await self._background
-        finally:
-            await self.close()
+    def _enter(self) -> tuple[Coroutine[Any, Any, None], asyncio.Event]:
+        return self.run(), self._started
 
     async def tick(self) -> int | None:
         """Run one round: fire what is due now and return when the next tick is due (ms), None if never.
@@ -253,13 +221,16 @@ class Scheduler(Schedules):
         except TimeoutError:
             pass
 
-    async def _stop_on(self, event: asyncio.Event) -> None:
-        await event.wait()
-        self._stop_once()
+    def _end(self) -> None:
+        """Stop without counting as a call of ``stop()``: a later ``stop()`` does not force."""
+        self._life.stop()
+        if self._work is not None:
+            self._on_loop(self._stopped.set)
 
-    def _stop_once(self) -> None:
-        if not self._life.is_stopping:
-            self.stop()
+    def _on_loop(self, call: Callable[[], object]) -> None:
+        if self._work is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._work.get_loop().call_soon_threadsafe(call)
 
     def _is_live(self, record: Record) -> bool:
         return super()._is_live(record) and self._firer.is_wanted(record)

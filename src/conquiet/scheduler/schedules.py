@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
+from types import TracebackType
 from typing import Self
 
 from conquiet.core.redaction import printable
@@ -71,7 +72,9 @@ class Schedules:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, _kind: object, _error: BaseException | None, _trace: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.close()
 
     async def close(self) -> None:

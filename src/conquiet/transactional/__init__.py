@@ -34,7 +34,7 @@ from conquiet.transactional.migrations import TableLayout, create_tables, migrat
 from conquiet.transactional.outbox import Outbox, OutboxBacklog, ParkedMessage  # noqa: E402
 from conquiet.transactional.partition_target import ToPartitions  # noqa: E402
 from conquiet.transactional.purging import DatabaseRetention, Purger  # noqa: E402
-from conquiet.transactional.relay import OutboxRelay, RelayHealth, RelayStats  # noqa: E402
+from conquiet.transactional.relay import OutboxRelay, RelayStats  # noqa: E402
 from conquiet.transactional.relay_decisions import OutboxMessage, PublishOutcome  # noqa: E402
 from conquiet.transactional.schema import SCHEMA_VERSION  # noqa: E402
 from conquiet.transactional.targets import Target, ToProcessor, ToStream  # noqa: E402
@@ -56,7 +56,6 @@ __all__ = [
     "ParkedMessage",
     "PublishOutcome",
     "Purger",
-    "RelayHealth",
     "RelayStats",
     "TableLayout",
     "Target",

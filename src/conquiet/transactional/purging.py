@@ -25,12 +25,13 @@ from sqlalchemy import text
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from conquiet.core.lifecycle import Lifecycle, Status
+from conquiet.core.lifecycle import BlockingLifecycle, Health
 from conquiet.core.log import FactLogger
 from conquiet.core.validation import require_positive, require_seconds
 from conquiet.db.dialects import require_supported
 from conquiet.db.engine_pool import database_address, pool_capacity
 from conquiet.db.locking.naming import lock_name
+from conquiet.db.statement_abort import AbortableEngine
 from conquiet.errors import ConfigurationError, ConquietError, InfrastructureError
 from conquiet.metrics.outages import OutageWatch
 from conquiet.metrics.registry import INBOX_PURGED_TOTAL, OUTBOX_PURGED_TOTAL, PURGE_ERRORS_TOTAL
@@ -47,7 +48,6 @@ INBOX_RETENTION_S: Final = 30 * DAY_S
 """Default retention of inbox rows."""
 
 _LOCK_IDLE_S: Final = 120
-_SLICE_S: Final = 0.1
 _IDLE_SESSIONS_SINCE: Final = (14,)
 _BUSY_FACTOR: Final = 10
 """Intervals after which a busy worker purges too, and after which a pass that has not ended works faster."""
@@ -90,19 +90,6 @@ class DatabaseRetention:
                 raise ConfigurationError(f"{name} must be a number above 0 and at most 1, got {value!r}")
 
 
-@dataclass(frozen=True, slots=True)
-class PurgeHealth:
-    """Whether a purger does its work. See ``core.lifecycle.Readiness``.
-
-    Attributes:
-        ready: True while it runs and its last pass did not fail.
-        reason: Why not; empty while it does.
-    """
-
-    ready: bool
-    reason: str
-
-
 class Purger:
     """Deletes old rows until it is stopped. Satisfies ``core.lifecycle.Worker``.
 
@@ -115,12 +102,7 @@ class Purger:
         retention: Ages and pace.
         is_idle: Called before each pass: False postpones the pass, or leaves it to another host, for at most ten
             intervals.
-
-    Attributes:
-        is_background: True: the other workers of the process are ready even while its passes fail.
     """
-
-    is_background: Final = True
 
     def __init__(
         self,
@@ -131,7 +113,8 @@ class Purger:
         retention: DatabaseRetention | None = None,
         is_idle: Callable[[], bool] | None = None,
     ) -> None:
-        self._engine = require_supported(engine)
+        self._statements = AbortableEngine(require_supported(engine))
+        self._engine = self._statements.engine
         if inbox is None and outbox is None:
             raise ConfigurationError("a Purger needs an inbox or an outbox")
         self._inbox = inbox
@@ -140,8 +123,7 @@ class Purger:
         keep = self._retention
         self._pace = PurgePace(keep.share, keep.max_share, hurry_after_s=keep.interval_s * _BUSY_FACTOR)
         self._is_idle = is_idle
-        self._lifecycle = Lifecycle("this Purger")
-        self._thread: threading.Thread | None = None
+        self._lifecycle = BlockingLifecycle("this Purger")
         self._failed_with = ""
         self._outage = OutageWatch("the database", "old rows are not purged")
         tables = [one.table for one in (inbox, outbox) if one is not None]
@@ -155,18 +137,21 @@ class Purger:
     def run(self) -> None:
         """Purge until ``stop()``. An unavailable database is logged once and retried."""
         self._lifecycle.start()
+        self._run()
+
+    def _run(self) -> None:
         interval_s = self._retention.interval_s
         last_pass = time.monotonic()
         try:
             # Jitter: hosts that start together should not purge together.
-            while self._wait(interval_s * (0.5 + random.random())):  # noqa: S311
+            while self._lifecycle.sleep(interval_s * (0.5 + random.random())):  # noqa: S311
                 overdue = time.monotonic() - last_pass >= interval_s * _BUSY_FACTOR
                 if self._is_idle is None or overdue or self._is_idle():
                     self._pass()
                     last_pass = time.monotonic()
         finally:
-            self._lifecycle.finish()
             self._outage.close()
+            self._lifecycle.finish()
 
     def purge_now(self) -> int:
         """Run one pass unless another host holds the purge lock; return the number of deleted rows."""
@@ -174,22 +159,21 @@ class Purger:
             return 0 if keep_lock is None else self._purge(keep_lock)
 
     def stop(self) -> None:
-        """Request the end: the current batch is finished. Only sets a flag, so a signal handler may call it."""
-        self._lifecycle.stop()
+        """Request the end: the current batch is finished. A second call aborts it; the server rolls it back.
 
-    def health(self) -> PurgeHealth:
-        """Report whether it purges, without a query."""
-        status = self._lifecycle.status
-        if status is not Status.RUNNING:
-            return PurgeHealth(ready=False, reason="not started" if status is Status.NEW else status.value)
-        return PurgeHealth(ready=not self._failed_with, reason=self._failed_with)
+        Takes no lock, so signal handlers and other threads may call it.
+        """
+        if self._lifecycle.request_stop():
+            self._statements.abort()
+
+    def health(self) -> Health:
+        """Report whether it purges: it runs, and its last pass did not fail. Never raises; sends no query."""
+        return Health(status=self._lifecycle.status, reason=self._failed_with)
 
     def close(self) -> None:
-        """Stop and wait for the thread of ``with``. The engine stays open."""
-        self.stop()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        """Stop and wait for the end. The engine stays open. May be called twice."""
+        self._lifecycle.stop()
+        self._lifecycle.wait_ended()
 
     @property
     def abandoned(self) -> int:
@@ -197,8 +181,8 @@ class Purger:
         return 0
 
     def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self.run, name="conquiet-purger", daemon=True)
-        self._thread.start()
+        self._lifecycle.start(in_background=True)
+        threading.Thread(target=self._run, name="conquiet-purger", daemon=True).start()
         return self
 
     def __exit__(
@@ -208,18 +192,13 @@ class Purger:
 
     # ------------------------------------------------------------ inside
 
-    def _wait(self, pause_s: float) -> bool:
-        """Wait, in slices; False after ``stop()``."""
-        # An event could wake the thread immediately, but setting it takes a lock, which a signal handler must not do.
-        deadline = time.monotonic() + pause_s
-        while not self._lifecycle.is_stopping and (left_s := deadline - time.monotonic()) > 0:
-            time.sleep(min(left_s, _SLICE_S))
-        return not self._lifecycle.is_stopping
-
     def _pass(self) -> None:
         try:
             self.purge_now()
         except (ConquietError, SQLAlchemyError) as error:
+            if self._lifecycle.is_forced:
+                logger.warning("purger stopped by force; its last batch is rolled back", worker=self.name)
+                return
             count(PURGE_ERRORS_TOTAL)
             if isinstance(error, InfrastructureError):
                 self._outage.failed(error, address=database_address(self._engine))
@@ -258,7 +237,7 @@ class Purger:
                 self._pace.caught_up()
                 break
             now = time.monotonic()
-            self._wait(self._pace.pause_s(now, now - began))
+            self._lifecycle.sleep(self._pace.pause_s(now, now - began))
         return deleted
 
     @contextmanager

@@ -20,12 +20,13 @@ from typing import Final, Self
 from sqlalchemy.engine import Engine
 
 from conquiet.core.backoff import Backoff
-from conquiet.core.lifecycle import Lifecycle, Status
+from conquiet.core.lifecycle import BlockingLifecycle, Health
 from conquiet.core.log import FactLogger
 from conquiet.core.validation import require_positive, require_seconds, require_text
 from conquiet.db.dialects import require_supported
 from conquiet.db.engine_pool import database_address
 from conquiet.db.session import DbSession
+from conquiet.db.statement_abort import AbortableEngine
 from conquiet.errors import DbWriteError, InfrastructureError
 from conquiet.metrics.outages import OutageWatch
 from conquiet.metrics.registry import (
@@ -57,7 +58,7 @@ from conquiet.transactional.unserved_targets import UnservedTargets
 
 logger = FactLogger(__name__)
 
-_SLICE_S: Final = 0.25
+_SLICE_S: Final = 0.1
 _SCAN_FACTOR: Final = 5
 _STALE_ROUND_S: Final = 10.0
 
@@ -78,19 +79,6 @@ class RelayStats:
             self.parked + other.parked,
             self.deferred + other.deferred,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class RelayHealth:
-    """Whether a relay publishes now.
-
-    Attributes:
-        ready: It runs, its last round succeeded, and every target was available when it was last used.
-        reason: Why it is not ready; empty while it is.
-    """
-
-    ready: bool
-    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -140,14 +128,16 @@ class OutboxRelay:
         backoff: Backoff = Backoff(base_s=0.5, cap_s=60.0),  # noqa: B008 - frozen
     ) -> None:
         require_targets(targets)
-        self._engine = own_engine(require_supported(engine))
-        self._owned = self._engine is not engine
+        own = own_engine(require_supported(engine))
+        self._owned = own is not engine
+        self._statements = AbortableEngine(own)
+        self._engine = self._statements.engine
         require_positive("batch", batch)
         self.poll_s = require_seconds("poll_s", poll_s)
         self._max_attempts = require_positive("max_attempts", max_attempts)
         self._backoff = backoff
-        self._life = Lifecycle("this OutboxRelay")
-        self._forced = False
+        self._life = BlockingLifecycle("this OutboxRelay")
+        self._closes_at_end = False
         self._last_round_s = float("-inf")
         self._failure = ""
         self._outage = OutageWatch("the database", "the outbox is not read and nothing of it is published")
@@ -180,45 +170,53 @@ class OutboxRelay:
                     failures = 0
                     self._outage.succeeded()
                 except DbWriteError as error:
+                    if self._life.is_forced:
+                        logger.warning("relay stopped by force; its rows stay in the outbox", table=self._table)
+                        break
                     failures += 1
                     self._failure = f"the outbox cannot be read ({type(error).__name__}): {error}"
                     if isinstance(error, InfrastructureError):
                         self._outage.failed(error, address=database_address(self._engine))
                     else:
                         logger.failure(logging.WARNING, "the outbox cannot be read, trying again", error)
-                    self._sleep(self._backoff.delay_s(failures))
+                    self._life.sleep(self._backoff.delay_s(failures))
                 if not any(route.has_more for route in self._routes):
                     self._pause()
         finally:
             self._outage.close()
             for route in self._routes:
                 route.publisher.outage.close()
-            self._life.finish()
             logger.info("worker stopped: relay of %(table)s", table=self._table)
+            if self._closes_at_end:
+                self._release()
+            self._life.finish()
 
     def stop(self) -> None:
-        """Request the end: the current batch is published and settled. A second call also ends its retries.
+        """Request the end: the current batch is published and settled.
 
-        Only sets flags, so a signal handler may call it. A running call of a target is not
-        interrupted: the target has its own timeout.
+        A second call aborts a running statement, and defers the rest of a batch that is published one by one. The
+        transaction is rolled back: what was published without its COMMIT is published again. A running call of a target
+        is not interrupted: the target has its own timeout.
+
+        Takes no lock, so signal handlers and other threads may call it.
         """
-        if self._life.is_stopping:
-            self._forced = True
-        self._life.stop()
+        if self._life.request_stop():
+            self._statements.abort()
 
-    def health(self) -> RelayHealth:
-        """Return whether the relay publishes now. Sends nothing, never raises."""
-        if self._life.status is Status.NEW:
-            return RelayHealth(ready=False, reason="not started")
-        if self._life.status is not Status.RUNNING:
-            return RelayHealth(ready=False, reason=self._life.status.value)
+    def health(self) -> Health:
+        """Return whether the relay publishes now. Sends nothing, never raises.
+
+        It is ready while its last round succeeded and every target was available when it was last used.
+        """
+        return Health(status=self._life.status, reason=self._problem())
+
+    def _problem(self) -> str:
         if self._failure:
-            return RelayHealth(ready=False, reason=self._failure)
+            return self._failure
         if self.unavailable_targets:
-            return RelayHealth(ready=False, reason=f"target unavailable: {', '.join(self.unavailable_targets)}")
-        if time.monotonic() - self._last_round_s > _STALE_ROUND_S + self.poll_s:
-            return RelayHealth(ready=False, reason="no round has ended lately")
-        return RelayHealth(ready=True)
+            return f"target unavailable: {', '.join(self.unavailable_targets)}"
+        is_stale = time.monotonic() - self._last_round_s > _STALE_ROUND_S + self.poll_s
+        return "no round has ended lately" if is_stale else ""
 
     @property
     def name(self) -> str:
@@ -241,7 +239,17 @@ class OutboxRelay:
         return sorted(self._unserved.ages_s)
 
     def close(self) -> None:
-        """Close the connections that the relay opened. It may be called twice. The caller closes the targets."""
+        """Stop, wait for the end, and close the connections that the relay opened. The caller closes the targets.
+
+        It may be called twice. Called by a target of the relay it only stops, and ``run()`` closes at its end.
+        """
+        self._life.stop()
+        if not self._life.wait_ended():
+            self._closes_at_end = True
+            return
+        self._release()
+
+    def _release(self) -> None:
         if self._listener is not None:
             self._listener.close()
         if self._owned:
@@ -291,7 +299,7 @@ class OutboxRelay:
         messages = self._lock_batch(session, route)
         if not messages:
             return RelayStats()
-        results = route.publisher.publish(messages, is_forced=lambda: self._forced)
+        results = route.publisher.publish(messages, is_forced=lambda: self._life.is_forced)
         published = [
             one for one, (outcome, _) in zip(messages, results, strict=True) if outcome is PublishOutcome.PUBLISHED
         ]
@@ -367,18 +375,12 @@ class OutboxRelay:
     def _pause(self) -> None:
         """Wait until the next poll, or until the database reports a new row."""
         if self._listener is None:
-            self._sleep(self.poll_s)
+            self._life.sleep(self.poll_s)
             return
         deadline = time.monotonic() + self.poll_s
         while not self._life.is_stopping and (left_s := deadline - time.monotonic()) > 0:
             if self._listener.wait(min(left_s, _SLICE_S)):
                 return
-
-    def _sleep(self, duration_s: float) -> None:
-        # In slices: a plain flag cannot wake a sleeper, and an event must not be set in a signal handler.
-        deadline = time.monotonic() + duration_s
-        while not self._life.is_stopping and (left_s := deadline - time.monotonic()) > 0:
-            time.sleep(min(left_s, _SLICE_S))
 
 
 @never_raises

@@ -288,7 +288,7 @@ def test_no_signal_handler_is_touched_unless_asked_for(make_consumer: MakeConsum
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     consumer = make_consumer()
     worker = QueueWorker(consumer, handler=lambda msg, session: None, engine=create_engine("sqlite://"))
-    worker.stop()
+    consumer.stop()
     worker.run()
     worker.close()
 

@@ -11,9 +11,10 @@ from sqlalchemy import Engine, create_engine, text
 from tests.integration.queue.conftest import Connect
 from tests.redis_clients import RawRedis
 
+from conquiet.core.lifecycle import Health, Status
 from conquiet.db import DbSession
 from conquiet.errors import CommitUnknownError, ConfigurationError, DatabaseUnavailableError, LifecycleError, QueueError
-from conquiet.queue import QueueConsumer, QueueHealth, QueueMessage, QueueStatus, QueueWorker
+from conquiet.queue import QueueConsumer, QueueMessage, QueueWorker
 from conquiet.testing import FaultProxy, RedisServer, wait_until
 from conquiet.transactional import Inbox, create_tables
 
@@ -395,7 +396,7 @@ def test_a_worker_runs_recovers_and_reports_its_health(
     running.join(10)
 
     assert not running.is_alive()
-    assert worker.health() == consumer.health() == QueueHealth(QueueStatus.STOPPED)
+    assert worker.health() == consumer.health() == Health(status=Status.STOPPED, handled=1)
     with pytest.raises(LifecycleError):
         worker.run()
     worker.close()
@@ -415,7 +416,7 @@ def test_a_worker_in_an_outage_is_running_and_not_ready(make_consumer: MakeConsu
     with QueueWorker(consumer, handler=handle, engine=engine) as worker:
         running = threading.Thread(target=worker.run)
         running.start()
-        wait_until(lambda: worker.health().status is QueueStatus.PAUSED)
+        wait_until(lambda: worker.health().reason.startswith("paused"))
         away = worker.health()
         back.set()
         wait_until(lambda: worker.health().ready)
@@ -438,7 +439,7 @@ def test_a_worker_without_recover_leaves_what_failed_and_raises_an_outage(
     with pytest.raises(DatabaseUnavailableError):
         worker.run()
 
-    assert worker.health().status is QueueStatus.STOPPED
+    assert worker.health().status is Status.STOPPED
     assert list(pending()) == [message_id]
 
 
@@ -461,7 +462,8 @@ def test_a_worker_satisfies_the_worker_protocol(make_consumer: MakeConsumer, eng
     as_any_worker: Worker = worker
 
     as_any_worker.stop()
-    as_any_worker.run()
+    with pytest.raises(LifecycleError):
+        as_any_worker.run()
 
     assert as_any_worker.abandoned == 0
     assert worker.name == worker.consumer.config.consumer_name

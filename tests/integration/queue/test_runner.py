@@ -398,7 +398,7 @@ def test_a_recovery_loop_that_sleeps_for_an_hour_notices_stop(
         if len(slept) == 3:
             consumer.stop()
 
-    monkeypatch.setattr("conquiet.queue.consumer.time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    monkeypatch.setattr("conquiet.core.lifecycle.time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     consumer.run_claim_stale(handler=record, engine=engine, interval_s=3_600.0)
 
     assert len(slept) == 3

@@ -1,5 +1,6 @@
 """A batch syncer: one call for many messages, a verdict for each."""
 
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from tests.integration.rabbit.conftest import Rabbit
 
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, FatalSyncerError
-from conquiet.rabbit import RabbitConfig, RabbitConsumer, current_deliveries
+from conquiet.rabbit import RabbitConsumer, RabbitSettings, SchemaRegistry, current_deliveries
 from conquiet.testing import wait_until_async
 from conquiet.transactional import create_tables, for_rabbit_batch
 
@@ -32,10 +33,37 @@ async def test_a_batch_is_acknowledged_and_the_failing_message_dead_lettered_alo
     assert [body for _, body in rabbit.take("dead")] == [b'{"n": 13}']
 
 
+async def test_preparing_a_batch_leaves_no_context_variable_for_the_next(rabbit: Rabbit) -> None:
+    """A schema or a key store may bind a logger or a tenant; single messages are isolated from each other too."""
+    tenant: ContextVar[str] = ContextVar("tenant", default="none")
+    prepared: list[str] = []
+    handled: list[str] = []
+
+    def check(message: dict[str, Any]) -> dict[str, Any]:
+        prepared.append(tenant.get())
+        tenant.set(message["tenant"])
+        return message
+
+    async def syncer(messages: list[dict[str, Any]]) -> bool:
+        handled.append(tenant.get())
+        return True
+
+    queue = rabbit.queue()
+    schemas = SchemaRegistry(built_in=False).register_default(check)
+    async with RabbitConsumer(rabbit.url, queue, syncer, batch=10, within_s=0.01, schemas=schemas) as consumer:
+        rabbit.put(queue, {"tenant": "acme"})
+        await wait_until_async(lambda: consumer.count.ack == 1)
+        rabbit.put(queue, {"tenant": "globex"})
+        await wait_until_async(lambda: consumer.count.ack == 2)
+
+    assert prepared == ["none", "none"]
+    assert handled == ["acme", "globex"]
+
+
 def test_the_prefetch_follows_the_batch() -> None:
-    assert RabbitConfig(concurrency=2, batch=200).window == 800
+    assert RabbitSettings(concurrency=2, batch=200).window == 800
     with pytest.raises(ConfigurationError, match="never send a whole batch"):
-        RabbitConfig(batch=200, prefetch=100)
+        RabbitSettings(batch=200, prefetch=100)
 
 
 async def test_effects_of_a_batch_happen_once_though_it_is_delivered_twice(rabbit: Rabbit, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.integration.rabbit.conftest import MakeAction, Rabbit, Recorder
 
 from conquiet.errors import ConquietError, QueueMissingError, RabbitConnectionError
 from conquiet.rabbit import RabbitConsumer, current_delivery
-from conquiet.rabbit.config import seed_defaults
+from conquiet.rabbit.settings import seed_defaults
 from conquiet.testing import wait_until_async
 
 SeedConsumer = partial(RabbitConsumer, **seed_defaults())

@@ -12,7 +12,7 @@ from tests.integration.rabbit.test_hostile_messages import Keys, sealed
 
 from conquiet.errors import FatalSyncerError
 from conquiet.rabbit import RabbitConsumer
-from conquiet.rabbit.config import seed_defaults
+from conquiet.rabbit.settings import seed_defaults
 from conquiet.testing import wait_until_async
 
 KINDS = ("async", "plain", "async batch", "plain batch")

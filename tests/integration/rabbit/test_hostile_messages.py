@@ -12,7 +12,7 @@ from tests.integration.rabbit.conftest import MakeAction, Rabbit, Recorder
 
 from conquiet.errors import FatalSyncerError
 from conquiet.rabbit import RabbitConsumer
-from conquiet.rabbit.config import seed_defaults
+from conquiet.rabbit.settings import seed_defaults
 from conquiet.testing import wait_until_async
 
 SeedConsumer = partial(RabbitConsumer, **seed_defaults())

@@ -10,8 +10,8 @@ from tests.integration.rabbit.conftest import MakeAction, Rabbit, Recorder
 
 from conquiet.errors import FatalSyncerError, RabbitError
 from conquiet.rabbit import RabbitConsumer, RabbitDeadLetters
-from conquiet.rabbit.config import seed_defaults
 from conquiet.rabbit.dead_delivery import EVERYTHING
+from conquiet.rabbit.settings import seed_defaults
 from conquiet.testing import wait_until_async
 from conquiet.testing.rabbitmq import RabbitMQServer
 

@@ -88,9 +88,9 @@ async def test_a_pause_is_logged_once_probed_singly_and_visible_in_health(
 
 
 async def test_a_pause_grows_from_one_second_to_thirty() -> None:
-    from conquiet.rabbit import RabbitConfig
+    from conquiet.rabbit import RabbitSettings
 
-    outage = RabbitConfig().outage
+    outage = RabbitSettings().outage
 
     assert [outage.delay_s(failures, rand=lambda: 0.0) for failures in (1, 2, 3, 6, 9)] == [1, 2, 4, 30, 30]
 

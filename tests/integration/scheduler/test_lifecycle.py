@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pytest
     from tests.integration.scheduler.conftest import Stage
 
-    from conquiet.core.lifecycle import Readiness, Worker
+    from conquiet.core.lifecycle import Health, Worker
     from conquiet.testing import FaultProxy
 
 
@@ -33,7 +33,7 @@ class SetClock:
 
 async def test_a_scheduler_is_a_worker(stage: Stage) -> None:
     worker: Worker = stage.real(stage.entry())
-    health: Readiness = worker.health()
+    health: Health = worker.health()
 
     assert (health.ready, health.reason, worker.abandoned) == (False, "not started", 0)
 

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from conquiet.app.worker_group import WorkerGroup, WorkerHealth
+from conquiet.app.worker_group import WorkerGroup
+from conquiet.core.lifecycle import Health, Status
 from conquiet.errors import LifecycleError
 
 
@@ -31,8 +32,8 @@ class Looping:
         self.stops += 1
         self._stopped.set()
 
-    def health(self) -> WorkerHealth:
-        return WorkerHealth(ready=self._ready, reason="" if self._ready else "no server")
+    def health(self) -> Health:
+        return Health(status=Status.RUNNING, reason="" if self._ready else "no server")
 
     async def close(self) -> None:
         self.closed = True
@@ -54,8 +55,8 @@ class Blocking:
     def stop(self) -> None:
         self._stopped.set()
 
-    def health(self) -> WorkerHealth:
-        return WorkerHealth(ready=True)
+    def health(self) -> Health:
+        return Health(status=Status.RUNNING)
 
     def close(self) -> None:
         self.closed = True
@@ -122,7 +123,32 @@ async def test_a_stop_before_the_start_runs_nothing() -> None:
     group = WorkerGroup([Looping(ValueError("not run"))])
     group.stop()
 
-    await asyncio.wait_for(group.run(), 20)
+    with pytest.raises(LifecycleError):
+        await group.run()
+
+
+async def test_the_first_stop_after_a_failure_does_not_force() -> None:
+    """The workers end already because another one failed: their handlers are not to be aborted."""
+
+    class Draining(Looping):
+        async def run(self) -> None:
+            await super().run()
+            await drained.wait()
+
+    drained = asyncio.Event()
+    draining = Draining()
+    group = WorkerGroup([draining, Looping(ValueError("first"))])
+    running = asyncio.create_task(group.run())
+    await draining._stopped.wait()
+
+    group.stop()
+    assert draining.stops == 1
+    group.stop()
+    assert draining.stops == 2
+
+    drained.set()
+    with pytest.raises(ValueError, match="first"):
+        await asyncio.wait_for(running, 20)
 
 
 async def test_a_worker_that_refuses_to_start_after_a_stop_is_no_failure() -> None:
@@ -139,19 +165,27 @@ async def test_a_worker_that_refuses_to_start_after_a_stop_is_no_failure() -> No
     await asyncio.wait_for(running, 20)
 
 
-def test_health_is_that_of_the_first_worker_that_is_not_ready() -> None:
-    assert WorkerGroup([Blocking()]).health() == WorkerHealth(ready=True)
-    assert WorkerGroup([Blocking(), Looping(ready=False)]).health() == WorkerHealth(
-        ready=False, reason="looping: no server"
-    )
+async def test_health_is_that_of_the_first_worker_that_is_not_ready() -> None:
+    async with WorkerGroup([Blocking()]) as group:
+        assert group.health() == Health(status=Status.RUNNING)
+    group = WorkerGroup([Blocking(), Looping(ready=False)])
+    running = asyncio.create_task(group.run())
+    await asyncio.sleep(0)
+    assert group.health() == Health(status=Status.RUNNING, reason="looping: no server")
+    await group.close()
+    await running
 
 
-def test_every_needed_worker_that_is_not_ready_is_named() -> None:
+async def test_every_needed_worker_that_is_not_ready_is_named() -> None:
     """Of two faults the second is often the cause; and a purger that waits must not take a pod out of service."""
     waiting, other, background = Looping(ready=False), Looping(ready=False), Looping(ready=False)
     waiting.name, other.name, background.name = "shop", "relay", "purger"
-    background.is_background = True  # type: ignore[attr-defined]
+    group = WorkerGroup([waiting, Blocking(), other], background=[background])
+    running = asyncio.create_task(group.run())
+    await asyncio.sleep(0)
 
-    found = WorkerGroup([waiting, Blocking(), other, background]).health()
+    found = group.health()
 
     assert (found.ready, found.reason) == (False, "shop: no server; relay: no server")
+    await group.close()
+    await running

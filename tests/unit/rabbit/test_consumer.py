@@ -5,8 +5,8 @@ import inspect
 import threading
 from typing import Any
 
-from conquiet.core.lifecycle import Lifecycle, Status, Worker
-from conquiet.rabbit import RabbitConfig, RabbitConsumer, sync_queue
+from conquiet.core.lifecycle import AsyncLifecycle, Status, Worker
+from conquiet.rabbit import RabbitConsumer, RabbitSettings, sync_queue
 
 NOWHERE = "amqp://127.0.0.1:1"
 
@@ -29,7 +29,7 @@ async def test_a_stop_between_two_steps_of_the_start_counts() -> None:
     """There is no event loop yet that it could wake: with a broker the consumer would never end."""
     consumer = RabbitConsumer(NOWHERE, "q", never)
 
-    class Interrupted(Lifecycle):
+    class Interrupted(AsyncLifecycle):
         def start(self) -> None:
             super().start()
             consumer.stop()
@@ -96,5 +96,5 @@ def test_health_never_raises_and_names_the_status() -> None:
 
 def test_help_shows_every_setting_of_a_consumer() -> None:
     shown = inspect.signature(RabbitConsumer).parameters
-    assert list(shown) == ["url", "queue", "syncer", *inspect.signature(RabbitConfig).parameters]
+    assert list(shown) == ["url", "queue", "syncer", *inspect.signature(RabbitSettings).parameters]
     assert inspect.signature(sync_queue).parameters["concurrency"].default == 1

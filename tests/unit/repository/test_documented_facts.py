@@ -12,7 +12,7 @@ from conquiet.cli.app import app
 from conquiet.config import QueueConfig
 from conquiet.metrics import registry
 from conquiet.processor import ProcessorSettings
-from conquiet.rabbit import RabbitConfig
+from conquiet.rabbit import RabbitSettings
 from conquiet.runtime import RuntimeSettings
 from conquiet.scheduler import ScheduleEntry
 from conquiet.testing import FaultProxy
@@ -26,7 +26,7 @@ SETTINGS: list[tuple[str, Any]] = [
     ("queue", QueueConfig),
     ("runtime", RuntimeSettings),
     ("processor", ProcessorSettings),
-    ("rabbit", RabbitConfig),
+    ("rabbit", RabbitSettings),
     ("scheduler", ScheduleEntry),
 ]
 

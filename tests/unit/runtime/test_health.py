@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from conquiet.core.lifecycle import Status
-from conquiet.runtime.health import Health
+from conquiet.runtime.health import EngineHealth
 
 
 @pytest.mark.parametrize(
@@ -22,4 +22,4 @@ def test_ready_means_really_consuming(changed: dict[str, Any], ready: bool) -> N
         "unacknowledged": 0, "lease_alive": True, "lag": {}, "streams": {}, "reconnects": 0, "concurrency": 4,
         "progress_timeout_s": 4.0,
     }  # fmt: skip
-    assert Health(**(facts | changed)).ready is ready
+    assert EngineHealth(**(facts | changed)).ready is ready

@@ -17,11 +17,8 @@ MADE_BY_CONQUIET = {
 }  # fmt: skip
 """Passed to or returned to the user: their constructors are not part of the promise."""
 FREE_KEYWORDS = {"log", "queue", "enqueue", "__call__"}
-"""``log`` takes any field of a log record.
-
-``App.queue`` takes the fields of ``RabbitConfig``, as its docstring states: it is declared without the extra that
-``RabbitConfig`` needs. ``DjangoTask`` takes the arguments of its function.
-"""
+"""``log`` takes any field of a log record. ``App.queue`` takes the fields of ``RabbitSettings``, as its docstring says:
+it is declared without the extra that ``RabbitSettings`` needs. ``DjangoTask`` takes the arguments of its function."""
 
 
 def methods() -> list[tuple[str, Any]]:

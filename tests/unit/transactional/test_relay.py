@@ -15,6 +15,7 @@ from tests.unit.transactional.conftest import Recorder
 from tests.unit.transactional.outbox_rows import NO_WAIT, add, rows
 
 from conquiet.core.backoff import Backoff
+from conquiet.core.lifecycle import BlockingLifecycle
 from conquiet.db.session import DbSession
 from conquiet.errors import (
     ConfigurationError,
@@ -226,7 +227,7 @@ def test_a_stop_ends_the_pause_of_an_idle_relay(
     engine: Engine, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, slept = [0.0], list[float]()
-    relay = OutboxRelay(engine, {"t": recorder}, poll_s=0.7)
+    relay = OutboxRelay(engine, {"t": recorder}, poll_s=0.25)
 
     def sleep(duration_s: float) -> None:
         slept.append(round(duration_s, 3))
@@ -234,10 +235,10 @@ def test_a_stop_ends_the_pause_of_an_idle_relay(
         if len(slept) == 4:
             relay.stop()
 
-    monkeypatch.setattr("conquiet.transactional.relay.time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr("conquiet.core.lifecycle.time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     relay.run()
 
-    assert slept == [0.25, 0.25, 0.2, 0.25]
+    assert slept == [0.1, 0.1, 0.05, 0.1]
 
 
 def test_a_row_that_is_tried_again_has_all_its_attempts(engine: Engine) -> None:
@@ -261,12 +262,12 @@ def test_a_relay_waits_longer_each_time_for_a_database_that_is_away(monkeypatch:
     )
     waits: list[float] = []
 
-    def note(duration_s: float) -> None:
+    def note(_life: BlockingLifecycle, duration_s: float) -> None:
         waits.append(duration_s)
         if len(waits) == 6:
             relay.stop()
 
-    monkeypatch.setattr(relay, "_sleep", note)
+    monkeypatch.setattr(BlockingLifecycle, "sleep", note)
     deadline = time.monotonic() + 30
     relay.run()
 

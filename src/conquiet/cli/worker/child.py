@@ -23,7 +23,6 @@ from conquiet.cli.worker.heartbeat_file import HeartbeatFile, ReadinessReasons
 from conquiet.cli.worker.reachability import unreachable_server
 from conquiet.cli.worker.restarts import ABANDONED, SIGNALLED, UNREACHABLE
 from conquiet.core.functions import is_coroutine_function
-from conquiet.core.lifecycle import handled_by
 from conquiet.core.redaction import printable
 from conquiet.errors import ConfigurationError, ConquietError, LifecycleError
 
@@ -155,7 +154,7 @@ class Child:
             if self._stopping:
                 reasons.setdefault("worker", "draining")
             self._was_ready = self._was_ready or not reasons
-            handled = sum(handled_by(worker) or 0 for worker in self._workers)
+            handled = sum(health.handled or 0 for _, health in states)
             self._heartbeats.write(self._row, pid=os.getpid(), ready=not reasons, handled=handled)
             self._reasons.write(reasons)
             await asyncio.sleep(_HEARTBEAT_S)
@@ -207,10 +206,9 @@ def main() -> int:
         with install_termination_handlers(child.interrupt) as handlers:
             workers = child.load(settings.target, settings.concurrency, settings.only)
             if workers:
-                if settings.counts_messages and all(handled_by(worker) is None for worker in workers):
+                if settings.counts_messages and all(worker.health().handled is None for worker in workers):
                     raise CommandError(
-                        "--max-messages counts what an App, a Processor or a runtime.Consumer handles, and "
-                        f"{settings.target} has none of them",
+                        f"--max-messages counts messages that handlers have handled, and {settings.target} runs none",
                         fix="give --max-age or --max-rss instead",
                     )
                 exit_with_parent(child)

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from sqlalchemy import create_engine
 from conquiet.cli.errors import CommandError
 from conquiet.cli.worker.worker_loader import find_workers, load_workers
 from conquiet.core.backoff import Backoff
+from conquiet.core.lifecycle import Health, Status
 from conquiet.db import DbSession
 from conquiet.processor import Processor
 from conquiet.rabbit import RabbitConsumer
@@ -158,8 +158,8 @@ class Custom:
 
     def stop(self) -> None: ...
 
-    def health(self) -> SimpleNamespace:
-        return SimpleNamespace(ready=True, reason="")
+    def health(self) -> Health:
+        return Health(status=Status.RUNNING)
 
     def close(self) -> None: ...
 

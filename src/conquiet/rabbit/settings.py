@@ -26,7 +26,7 @@ PREFETCH_LIMIT: Final = 65_535  # the protocol has 16 bits for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RabbitConfig:
+class RabbitSettings:
     """How one consumer works.
 
     Attributes:
@@ -167,7 +167,7 @@ def takes_settings(
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Urls, str, Syncer, P], R]]:
     """Declare that a function ``(url, queue, syncer, **options)`` takes the fields of ``settings`` as options.
 
-    Type checkers and ``help()`` then see every option. The settings are declared once, in ``RabbitConfig``.
+    Type checkers and ``help()`` then see every option. The settings are declared once, in ``RabbitSettings``.
     """
 
     def decorate(function: Callable[..., R]) -> Callable[Concatenate[Urls, str, Syncer, P], R]:

@@ -10,15 +10,15 @@ from conquiet.errors import ConfigurationError
 from conquiet.rabbit import (
     DeliveryFilter,
     Publisher,
-    RabbitConfig,
     RabbitConsumer,
     RabbitDeadLetters,
+    RabbitSettings,
     SchemaRegistry,
     run_process,
     sync_queue,
 )
 from conquiet.rabbit.address import Address
-from conquiet.rabbit.config import seed_defaults
+from conquiet.rabbit.settings import seed_defaults
 
 URL = "amqp://guest:s3cret@127.0.0.1:1/%2F"
 
@@ -44,14 +44,14 @@ def test_only_positive_integers_pass_and_all_else_throws_at_once(name: str, valu
 @pytest.mark.spec("MW-001.9")
 def test_concurrency_cannot_be_nothing() -> None:
     with pytest.raises(ConfigurationError, match="concurrency"):
-        RabbitConfig(concurrency=None)  # type: ignore[arg-type]
+        RabbitSettings(concurrency=None)  # type: ignore[arg-type]
 
 
 @pytest.mark.spec("MW-001.7")
 def test_prefetch_is_twice_the_concurrency_unless_set() -> None:
-    assert RabbitConfig().window == 2
-    assert RabbitConfig(concurrency=7).window == 14
-    assert RabbitConfig(concurrency=7, prefetch=3).window == 3
+    assert RabbitSettings().window == 2
+    assert RabbitSettings(concurrency=7).window == 14
+    assert RabbitSettings(concurrency=7, prefetch=3).window == 3
 
 
 @pytest.mark.spec("MW-001.8")
@@ -147,7 +147,7 @@ def test_a_heartbeat_in_the_url_counts_unless_another_is_set() -> None:
 def test_no_repr_shows_the_password() -> None:
     consumer = RabbitConsumer(URL, "work", plain, management_url="http://guest:s3cret@127.0.0.1:1")
 
-    assert "s3cret" not in repr(consumer) + repr(consumer._config) + repr(consumer._address)
+    assert "s3cret" not in repr(consumer) + repr(consumer._settings) + repr(consumer._address)
     assert repr(consumer) == "RabbitConsumer(amqp://***@127.0.0.1:1/%2F, 'work', new)"
 
 
@@ -202,14 +202,14 @@ def test_a_syncer_must_be_callable() -> None:
 
 
 def test_a_generic_consumer_accepts_any_object_and_keeps_what_it_gives_up() -> None:
-    config = RabbitConfig()
+    config = RabbitSettings()
 
     assert (config.schemas, config.exhausted, config.without_dead_letters) == (None, "move", "move")
 
 
 @pytest.mark.spec("MW-002.7", "MW-002.3", "MW-005.3")
 def test_sync_queue_has_the_schemas_and_the_settlements_of_the_seed() -> None:
-    config = RabbitConfig(**seed_defaults())
+    config = RabbitSettings(**seed_defaults())
 
     assert list(config.schemas or ()) == ["proca:action:2", "proca:event:2"]
     assert (config.exhausted, config.without_dead_letters) == ("drop", "discard")
@@ -221,8 +221,8 @@ def test_a_key_store_without_schemas_is_refused() -> None:
     store: Any = type("Store", (), {"private_key": lambda _self, _public: None})()
 
     with pytest.raises(ConfigurationError, match="schemas=SchemaRegistry"):
-        RabbitConfig(key_store=store)
-    RabbitConfig(key_store=store, schemas=SchemaRegistry())
+        RabbitSettings(key_store=store)
+    RabbitSettings(key_store=store, schemas=SchemaRegistry())
 
 
 def test_tls_verifies_by_default_and_names_the_host() -> None:

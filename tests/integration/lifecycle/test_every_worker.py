@@ -1,0 +1,225 @@
+"""The lifecycle that every worker has: run, stop, health, close, ``async with`` or ``with``."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from tests.integration.lifecycle.conftest import ALL, WITH_HANDLERS, Makers, Subject
+
+from conquiet.core.lifecycle import Status, Worker
+from conquiet.errors import LifecycleError
+from conquiet.testing import wait_until, wait_until_async
+
+SOON_S = 4.0
+"""Less than any timeout of a worker for a server that does not answer."""
+
+every_worker = pytest.mark.parametrize("subject", ALL, indirect=True)
+every_worker_with_handlers = pytest.mark.parametrize("subject", WITH_HANDLERS, indirect=True)
+
+
+def reported(subject: Subject) -> tuple[Status, bool, str]:
+    health = subject.worker.health()
+    return health.status, health.ready, health.reason
+
+
+async def call_run(subject: Subject) -> Any:
+    return await (subject.worker.run() if subject.is_async else asyncio.to_thread(subject.worker.run))
+
+
+@every_worker
+async def test_it_works_until_it_is_stopped_and_only_once(subject: Subject) -> None:
+    assert isinstance(subject.worker, Worker)
+    assert reported(subject) == (Status.NEW, False, "not started")
+    running = subject.start()
+    await subject.until_ready()
+    assert reported(subject) == (Status.RUNNING, True, "")
+    with pytest.raises(LifecycleError):
+        await call_run(subject)
+
+    subject.worker.stop()
+    await asyncio.wait_for(running, 60)
+
+    assert reported(subject) == (Status.STOPPED, False, "stopped")
+    with pytest.raises(LifecycleError):
+        await call_run(subject)
+    await subject.close()
+    await subject.close()
+    assert reported(subject) == (Status.STOPPED, False, "stopped")
+    assert subject.worker.abandoned == 0
+
+
+@every_worker
+async def test_it_refuses_to_run_after_a_stop(subject: Subject) -> None:
+    subject.worker.stop()
+    subject.worker.stop()
+
+    assert reported(subject) == (Status.STOPPED, False, "stopped")
+    with pytest.raises(LifecycleError):
+        await call_run(subject)
+    await subject.close()
+    await subject.close()
+
+
+@every_worker
+async def test_it_can_be_closed_before_its_start(subject: Subject) -> None:
+    await subject.close()
+    await subject.close()
+
+    assert not subject.worker.health().ready
+
+
+@every_worker
+async def test_close_stops_it_and_waits_for_the_end(subject: Subject) -> None:
+    running = subject.start()
+    await subject.until_ready()
+
+    await asyncio.wait_for(subject.close(), 60)
+
+    assert reported(subject) == (Status.STOPPED, False, "stopped")
+    await asyncio.wait_for(running, SOON_S)
+    await subject.close()
+
+
+@every_worker
+async def test_leaving_the_block_stops_and_closes(subject: Subject) -> None:
+    if subject.is_async:
+        async with subject.worker as entered:
+            await subject.until_ready()
+    else:
+        await asyncio.to_thread(enter_and_leave, subject)
+        entered = subject.worker
+
+    assert entered is subject.worker
+    assert reported(subject) == (Status.STOPPED, False, "stopped")
+
+
+def enter_and_leave(subject: Subject) -> None:
+    with subject.worker as entered:
+        if entered.health().status is Status.NEW:  # a Purger runs in the background by itself
+            threading.Thread(target=entered.run, daemon=True).start()
+        wait_until(lambda: entered.health().ready)
+
+
+@every_worker
+async def test_a_second_stop_ends_waits_for_servers_that_are_silent(subject: Subject) -> None:
+    running = subject.start()
+    await subject.until_ready()
+    await subject.stall()
+
+    subject.worker.stop()
+    subject.worker.stop()
+
+    await asyncio.wait_for(running, SOON_S)
+    assert reported(subject) == (Status.STOPPED, False, "stopped")
+    for proxy in subject.proxies:
+        await asyncio.to_thread(proxy.resume)
+    await subject.close()
+
+
+@every_worker_with_handlers
+async def test_a_stop_lets_a_handler_finish(subject: Subject) -> None:
+    running = subject.start()
+    await subject.until_ready()
+    await asyncio.to_thread(subject.feed)
+    await wait_until_async(subject.hold.begun.is_set)
+
+    subject.worker.stop()
+    done, _ = await asyncio.wait([running], timeout=0.3)
+    assert not done, "the handler runs"
+    assert reported(subject) == (Status.STOPPING, False, "stopping")
+    subject.hold.released.set()
+    await asyncio.wait_for(running, 60)
+
+    assert subject.hold.ended == ["async"]
+    assert await asyncio.to_thread(subject.left) == 0
+    assert subject.worker.abandoned == 0
+    assert subject.worker.health().handled == 1
+    await subject.close()
+
+
+@every_worker_with_handlers
+async def test_a_second_stop_cancels_a_handler_and_keeps_its_message(subject: Subject) -> None:
+    running = subject.start()
+    await subject.until_ready()
+    await asyncio.to_thread(subject.feed)
+    await wait_until_async(subject.hold.begun.is_set)
+
+    subject.worker.stop()
+    subject.worker.stop()
+    await asyncio.wait_for(running, SOON_S)
+
+    assert subject.hold.ended == []
+    assert subject.worker.abandoned == 1
+    await wait_until_async(lambda: subject.left() == 1, message="nothing is acknowledged")
+    await subject.close()
+
+
+@every_worker_with_handlers
+async def test_the_first_stop_after_close_does_not_force(subject: Subject) -> None:
+    running = subject.start()
+    await subject.until_ready()
+    await asyncio.to_thread(subject.feed)
+    await wait_until_async(subject.hold.begun.is_set)
+
+    closing = asyncio.create_task(subject.close())
+    await wait_until_async(lambda: subject.worker.health().status is Status.STOPPING)
+    subject.worker.stop()
+    done, _ = await asyncio.wait([running], timeout=0.3)
+    assert not done, "the handler runs"
+    subject.hold.released.set()
+
+    await asyncio.wait_for(closing, 60)
+    await running
+    assert subject.hold.ended == ["async"]
+
+
+@pytest.mark.parametrize("subject", [*WITH_HANDLERS, "queue_worker"], indirect=True)
+async def test_a_handler_may_close_its_worker(subject: Subject) -> None:
+    """It cannot wait for its own end, and must not wait for ever."""
+    subject.hold.instead = subject.worker.close
+    running = subject.start()
+    await subject.until_ready()
+    await asyncio.to_thread(subject.feed)
+
+    await asyncio.wait_for(running, 60)
+
+    assert len(subject.hold.ended) == 1
+    assert await asyncio.to_thread(subject.left) == 0
+    await subject.close()
+
+
+@pytest.mark.parametrize("subject", ["queue_worker"], indirect=True)
+async def test_a_handler_in_the_callers_thread_finishes_though_the_stop_is_forced(subject: Subject) -> None:
+    """It cannot be interrupted: it commits, and its message is acknowledged on a new connection."""
+    running = subject.start()
+    await subject.until_ready()
+    await asyncio.to_thread(subject.feed)
+    await wait_until_async(subject.hold.begun.is_set)
+
+    subject.worker.stop()
+    subject.worker.stop()
+    subject.hold.released.set()
+    await asyncio.wait_for(running, 60)
+
+    assert subject.hold.ended == ["thread"]
+    assert await asyncio.to_thread(subject.left) == 0
+    await subject.close()
+
+
+@pytest.mark.parametrize("kind", ["relay", "purger"])
+async def test_a_second_stop_aborts_a_statement_of_mysql(makers: Makers, db_url: str, kind: str) -> None:
+    assert db_url
+    subject: Subject = getattr(makers, kind)("db_url")
+    running = subject.start()
+    await subject.until_ready()
+    await subject.stall()
+
+    subject.worker.stop()
+    done, _ = await asyncio.wait([running], timeout=0.5)
+    assert not done, "the first stop waits for the statement"
+    subject.worker.stop()
+
+    await asyncio.wait_for(running, SOON_S)
+    await asyncio.to_thread(subject.proxies[0].resume)
+    await subject.close()
