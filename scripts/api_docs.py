@@ -197,7 +197,7 @@ def _spelled(name: str, signature: inspect.Signature, annotations: dict[str, str
 
 
 def constructor(cls: type) -> inspect.Signature | None:
-    """Return the signature of a class; None where users call none (enums, protocols, errors)."""
+    """Return the signature of a class; None where users call none (enums, protocols, errors, private parameters)."""
     if issubclass(cls, enum.Enum) or getattr(cls, "_is_protocol", False) or is_typeddict(cls):
         return None
     if issubclass(cls, ConquietError) or (issubclass(cls, BaseException) and "__init__" not in vars(cls)):
@@ -205,9 +205,10 @@ def constructor(cls: type) -> inspect.Signature | None:
     if cls.__init__ is object.__init__ and not is_record(cls):
         return None
     try:
-        return inspect.signature(cls)
+        signature = inspect.signature(cls)
     except ValueError:
         return None
+    return None if any(name.startswith("_") for name in signature.parameters) else signature
 
 
 def is_record(cls: type) -> bool:
