@@ -34,7 +34,7 @@ class ConnectionSupervisor(Generic[S]):
         max_failures: Maximum consecutive failures.
         stop: Ends every wait, also one for an attempt that is under way.
         nodes: Number of addresses, used in turn.
-        on_failure: Notified of each attempt to reconnect that failed.
+        on_failure: Called with the error of each failed attempt to reconnect.
         clock: Measures how long a session has lasted.
     """
 

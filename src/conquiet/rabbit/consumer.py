@@ -212,7 +212,7 @@ class RabbitConsumer(BackgroundWorker):
         self._request_stop(self._on_stop)
 
     def _end_with(self, error: RabbitError) -> None:
-        """Do the same in the loop's thread, at once."""
+        """Fail at once. Called in the loop's thread."""
         self.fail(error)
         self._on_stop()
 

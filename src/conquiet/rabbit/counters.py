@@ -1,4 +1,4 @@
-"""Count what became of the deliveries, in memory and in Prometheus. SPEC(004 §8).
+"""Count the outcomes of deliveries, in memory and in Prometheus. SPEC(004 §8).
 
 The counters in memory begin at zero with every consumer, and belong to the event loop's thread.
 """
@@ -11,7 +11,7 @@ from conquiet.metrics.safety import count, set_gauge
 
 
 class DeliveryOutcome(Enum):
-    """What became of one delivery; the label ``outcome`` of ``conquiet_rabbit_messages_total``."""
+    """The outcome of one delivery; the label ``outcome`` of ``conquiet_rabbit_messages_total``."""
 
     ACK = "ack"
     REQUEUED = "requeued"

@@ -34,22 +34,22 @@ class RabbitSettings:
         prefetch: How many unsettled messages the broker gives us; 2 x concurrency unless set.
         batch: Call the syncer with a list of up to so many messages; None calls it with one. The prefetch follows: the
             next batch is delivered while one is handled.
-        within_s: Within which time the first message of a batch has its effect, 0.02 s if left out. It waits for
-            others, but less by as long as the last batches took, and at least half of that time.
+        within_s: Deadline for the effect of the first message of a batch, 0.02 s by default. The batch is gathered for
+            this time minus the recent batch duration, but for at least half of it.
         max_retries: Messages that were dead-lettered more often than this are not processed. None: no limit.
         key_store: Opens ``personalInfo`` of actions. None: it stays encrypted.
         tag: Second half of the consumer tag, ``<hostname>.<tag>``; the package's name unless set.
         schemas: Which messages are accepted. None: any JSON object. ``sync_queue`` takes those of the original.
-        settle: How a failing message is found to have been tried before; see ``settle.py``.
+        settle: What shows that a failing message was tried before; see ``settle.py``.
         max_requeues: With ``settle="delivery_count"``: how often a failing message is put back.
         exhausted: What becomes of a message past ``max_retries``. ``"move"``: moved to ``<queue>.dead``. ``"drop"``:
             acknowledged, and gone; the default of ``sync_queue``. ``"dead_letter"``: treated like a failed message; do
             not combine it with a dead-letter exchange that leads back to this queue, because the message would never
             leave that circuit.
-        poison_guard: Dead-letter a message that breaks the system and was seen before, instead of leaving it in front
-            of the next process. One for each process at most: when several break, it is an outage.
-        dead_letter: Whether the queue has a dead-letter exchange that leads to a queue, if you know. None asks the
-            management API, and then the broker for the arguments the queue was declared with.
+        poison_guard: Dead-letter a message that was seen before and breaks the syncer's contract again, instead of
+            leaving it to the next process. A process dead-letters at most one: several are more likely an outage.
+        dead_letter: Whether the queue has a dead-letter exchange that leads to a queue. None, if you do not know it,
+            asks the management API, and then the broker for the arguments of the queue.
         require_dead_letter: Refuse to start unless the queue is known to have one.
         without_dead_letters: What becomes of a failed message where no dead-letter exchange is known. ``"move"``: the
             consumer publishes it to the durable queue ``<queue>.dead``, waits for the confirm, and then acknowledges
@@ -180,7 +180,7 @@ def takes_settings(
 def method_takes_settings(
     settings: Callable[P, object],
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, Urls, str, Syncer, P], R]]:
-    """Declare the same of a method."""
+    """Declare that a method ``(self, url, queue, syncer, **options)`` takes the fields of ``settings`` as options."""
 
     def decorate(function: Callable[..., R]) -> Callable[Concatenate[Any, Urls, str, Syncer, P], R]:
         _show_options(function, settings)

@@ -27,7 +27,7 @@ Finish = Callable[[Delivery, RunResult], None]
 
 
 class SyncerWorkers(Protocol):
-    """What the dispatcher needs of either kind."""
+    """The interface of all kinds of workers, for the dispatcher."""
 
     def start(self) -> None:
         """Start the workers."""
