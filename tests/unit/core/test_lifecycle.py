@@ -1,6 +1,6 @@
 import pytest
 
-from conquiet.core.lifecycle import Lifecycle, Status
+from conquiet.core.lifecycle import BlockingLifecycle, Health, Lifecycle, Status
 from conquiet.errors import LifecycleError
 
 
@@ -43,3 +43,37 @@ def test_stopping_twice_changes_nothing() -> None:
     seen.append(life.status)
 
     assert seen == [Status.STOPPING, Status.STOPPED]
+
+
+def test_only_the_second_request_forces() -> None:
+    """A worker that ends because of an error or a close() is not forced by the first stop() of its owner."""
+    life = Lifecycle("engine")
+    life.start()
+    life.stop()
+
+    assert [life.request_stop(), life.request_stop(), life.request_stop()] == [False, True, True]
+    assert life.is_forced
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [(Status.NEW, "not started"), (Status.STOPPING, "stopping"), (Status.STOPPED, "stopped")]
+)
+def test_what_does_not_run_is_not_ready_and_says_so(status: Status, reason: str) -> None:
+    health = Health(status=status, reason="no server")
+
+    assert (health.ready, health.reason) == (False, reason)
+
+
+def test_what_runs_is_ready_unless_there_is_a_reason() -> None:
+    assert Health(status=Status.RUNNING).ready
+    assert not Health(status=Status.RUNNING, reason="no server").ready
+
+
+def test_a_thread_cannot_wait_for_its_own_end() -> None:
+    life = BlockingLifecycle("worker")
+    assert life.wait_ended()
+    life.start()
+
+    assert not life.wait_ended()
+    life.finish()
+    assert life.wait_ended()
