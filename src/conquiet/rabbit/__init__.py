@@ -1,8 +1,8 @@
-"""RabbitMQ: take messages from a queue to a syncer and settle each one exactly as its outcome says. SPEC(004).
+"""RabbitMQ: pass the messages of a queue to a syncer, and settle each one by its outcome. SPEC(004).
 
-sync_queue(url, queue, syncer)      the whole job of a process
-RabbitConsumer(url, queue, syncer)  the same inside an event loop of yours
-Publisher(url)                      confirmed publishing
+sync_queue(url, queue, syncer)      run a whole process
+RabbitConsumer(url, queue, syncer)  do the same inside your event loop
+Publisher(url)                      publish with confirms
 RabbitDeadLetters(url, queue)       list, show, replay and discard the messages of a dead-letter queue
 current_delivery()                  inside a syncer: its queue, message_id, headers, redelivered flag
 """

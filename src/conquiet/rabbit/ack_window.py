@@ -1,7 +1,7 @@
 """Decide which acknowledgements may be sent together. Pure.
 
-``basic.ack(multiple=True)`` up to tag T settles *everything* unsettled up to T on its channel, finished or not. So T
-may only be as high as the last delivery before which nothing is still open.
+``basic.ack(multiple=True)`` up to tag T settles *every* unsettled delivery up to T on its channel, finished or not. So
+T must be below the lowest tag that is still open.
 """
 
 from collections.abc import Iterable
@@ -13,9 +13,9 @@ class Acks:
     """Acknowledgements to send now, in this order.
 
     Attributes:
-        up_to: Send a multiple-ack up to this tag; None when there is no run of finished deliveries at the low end.
-        run: How many deliveries ``up_to`` settles.
-        singles: Tags to acknowledge one by one: something below them is still open.
+        up_to: Send a multiple-ack up to this tag; None if no delivery below the lowest open tag is finished.
+        run: Number of deliveries that ``up_to`` settles.
+        singles: Tags to acknowledge one by one, because a lower tag is still open.
     """
 
     up_to: int | None
@@ -24,7 +24,7 @@ class Acks:
 
     @property
     def count(self) -> int:
-        """How many deliveries are settled."""
+        """Number of deliveries that are settled."""
         return self.run + len(self.singles)
 
 
@@ -42,31 +42,31 @@ class AckWindow:
         self._finished: list[int] = []
 
     def arrived(self, tags: Iterable[int]) -> None:
-        """Add deliveries, undecided."""
+        """Add open deliveries."""
         self._open.update(dict.fromkeys(tags))
 
     def finished(self, tag: int) -> int:
-        """Mark a delivery for acknowledgement. Return how many are marked."""
+        """Mark a delivery for acknowledgement. Return the number of marked deliveries."""
         del self._open[tag]
         self._finished.append(tag)
         return len(self._finished)
 
     def settled(self, tag: int) -> None:
-        """Remove a delivery that was settled by other means, such as a reject."""
+        """Remove a delivery that was settled in another way, such as by a reject."""
         del self._open[tag]
 
     @property
     def open_count(self) -> int:
-        """Deliveries about which nothing is decided."""
+        """Number of deliveries that are neither finished nor settled."""
         return len(self._open)
 
     @property
     def finished_count(self) -> int:
-        """Deliveries waiting for :meth:`take`."""
+        """Number of deliveries waiting for :meth:`take`."""
         return len(self._finished)
 
     def take(self) -> Acks:
-        """Return what may be sent now and forget it. Every finished delivery is part of it."""
+        """Return the acknowledgements of all finished deliveries, and remove these deliveries."""
         finished = self._finished
         if not finished:
             return _NOTHING

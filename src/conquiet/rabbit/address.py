@@ -1,4 +1,4 @@
-"""Where the broker is and how to get in: URLs turned into the client library's parameters, checked at once."""
+"""Check AMQP URLs, and convert them to the parameters of the client library."""
 
 import re
 import ssl
@@ -21,14 +21,15 @@ _LONGEST_HEARTBEAT_S: Final = 65_535  # the protocol has 16 bits for it
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One broker, or the nodes of one cluster, which are tried in turn.
+    """One broker, or the nodes of one cluster, which are tried in turn. Checked when it is created.
 
     Attributes:
         urls: ``amqp://`` or ``amqps://``; not shown by ``repr``, because they hold credentials.
-        ssl_context: Used for ``amqps``; None verifies certificate and host name against the system's authorities.
-        heartbeat_s: None takes what the broker proposes.
+        ssl_context: Used for ``amqps``. None verifies the host name, and the certificate against the authorities of
+            the system.
+        heartbeat_s: None uses the broker's proposal.
         timeout_s: Longest wait for a connection.
-        name: What the broker's management page shows as the connection's name.
+        name: Name of the connection on the broker's management page.
     """
 
     urls: tuple[str, ...] = field(repr=False)
@@ -50,7 +51,7 @@ class Address:
 
     @property
     def shown(self) -> str:
-        """The addresses without their secrets."""
+        """The URLs without their credentials."""
         return ", ".join(redact_url(url) for url in self.urls)
 
     @property
@@ -59,7 +60,7 @@ class Address:
         return str(self._parameters(self.urls[0]).virtual_host)
 
     def parameters(self, attempt: int) -> Any:
-        """Return pika's parameters for the given attempt: each attempt takes the next node."""
+        """Return pika's parameters for an attempt. Each attempt uses the next node."""
         return self._parameters(self.urls[attempt % len(self.urls)])
 
     def _parameters(self, url: object) -> Any:
@@ -68,7 +69,7 @@ class Address:
         _check_spelling(url)
         try:
             parameters = pika.URLParameters(url)
-        except Exception:  # noqa: BLE001 - its own checks raise what they like
+        except Exception:  # noqa: BLE001 - pika's checks raise errors of several types
             # Without the cause: pika's text may quote the URL, password included.
             raise ConfigurationError(f"not an AMQP URL that can be used: {redact_url(url)}") from None
         if url.startswith("amqps://"):
@@ -89,10 +90,10 @@ class Address:
 
 
 def _check_spelling(url: str) -> None:
-    """Refuse what the client library would read as something else than was meant; quote nothing of it."""
+    """Refuse a URL that the client library would misread. The error does not quote it."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # an address in brackets that is none: its text quotes it
+    except ValueError:  # not a valid IP address in the brackets; the text of the error quotes it
         raise ConfigurationError(f"not an AMQP URL that can be used: {redact_url(url)}") from None
     if "@" in f"{parts.path}{parts.query}{parts.fragment}":
         raise ConfigurationError(
@@ -105,7 +106,7 @@ def _check_spelling(url: str) -> None:
 
 
 def as_urls(url: str | Sequence[str]) -> tuple[str, ...]:
-    """One URL or several, as a tuple. A text may hold several: ``amqp://one/,amqp://two/``."""
+    """Return one URL or several as a tuple. A text may hold several: ``amqp://one/,amqp://two/``."""
     if isinstance(url, str):
         return tuple(_BETWEEN_URLS.split(url))
     if not isinstance(url, Sequence):
@@ -114,7 +115,7 @@ def as_urls(url: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def require_name(what: str, value: object) -> str:
-    """Return ``value`` if AMQP can have it as the name of something: a text of at most 255 bytes."""
+    """Return ``value`` if it is a valid AMQP name: a text of at most 255 bytes."""
     name = require_text(what, value)
     try:
         pack_short(name)

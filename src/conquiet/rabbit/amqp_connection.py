@@ -1,10 +1,10 @@
-"""The client library's connection on an asyncio transport, with an own reader for deliveries.
+"""Run the client library's connection on an asyncio transport, and read deliveries without pika.
 
-pika keeps the handshake, the heartbeats, the channel and everything that is asked and answered. Its own asyncio adapter
-is replaced for two reasons: it registers with the selector before each write and sends one turn of the loop later, and
-it cannot be extended to read deliveries and properties. The model is pika's Twisted adapter, which sits on a
-foreign transport in the same way. ``tests/unit/rabbit/test_amqp_connection.py``
-checks what is used of pika's internals.
+pika still does the handshake, the heartbeats, the channel and all requests with replies. Its asyncio adapter is
+replaced for two reasons: it registers with the selector before each write and sends one turn of the loop later, and it
+cannot be extended to read deliveries and properties. The model is pika's Twisted adapter, which also runs on a
+transport that pika did not create. ``tests/unit/rabbit/test_amqp_connection.py`` checks the internals of pika that are
+used here.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ OnArrivals = Callable[[list[Arrival]], None]
 
 
 class AmqpConnection(Connection, asyncio.Protocol):  # type: ignore[misc]  # pika has no types
-    """One AMQP connection over one transport. :meth:`connect` starts it; pika's callbacks report what follows.
+    """One AMQP connection over one transport. :meth:`connect` starts it; pika's callbacks report its state.
 
-    No property of any message can end it.
+    Malformed properties of a message never close it.
     """
 
     _frame_buffer: bytes
@@ -40,10 +40,10 @@ class AmqpConnection(Connection, asyncio.Protocol):  # type: ignore[misc]  # pik
         super().__init__(parameters, internal_connection_workflow=False, **callbacks)
 
     async def connect(self) -> None:
-        """Connect, with TLS where the parameters ask for it. The AMQP handshake follows by itself.
+        """Connect, with TLS if the parameters require it. The AMQP handshake follows automatically.
 
         Raises:
-            OSError: No server, or (as ``ssl.SSLError``) one whose certificate is refused.
+            OSError: No server, or (as ``ssl.SSLError``) the server's certificate is refused.
         """
         parameters, tls = self.params, self.params.ssl_options
         await self._loop.create_connection(
@@ -55,20 +55,20 @@ class AmqpConnection(Connection, asyncio.Protocol):  # type: ignore[misc]  # pik
         )
 
     def take_deliveries(self, channel: int, on_arrivals: OnArrivals) -> None:
-        """From now on read the deliveries of a channel ourselves; pika gets every other frame."""
+        """Read the deliveries of a channel here from now on. pika receives every other frame."""
         self._on_arrivals = on_arrivals
         self._cutter = FrameCutter(channel, self.params.frame_max)
         begun, self._frame_buffer = self._frame_buffer, b""
-        self._cutter.feed(begun)  # less than a frame: pika keeps nothing that is complete
+        self._cutter.feed(begun)  # less than a frame: pika buffers no complete frame
 
     def emit(self, frames: bytes, number: int) -> None:
-        """Send frames that are packed already."""
+        """Send packed frames."""
         self.bytes_sent += len(frames)
         self.frames_sent += number
         self._adapter_emit_data(frames)
 
     def drop(self) -> None:
-        """End the transport at once, without the closing handshake."""
+        """Abort the transport, without the closing handshake."""
         self._terminate_stream(amqp.StreamLostError("dropped by a forced stop"))
 
     # -------------------------------------------------------------- called by asyncio
@@ -79,18 +79,18 @@ class AmqpConnection(Connection, asyncio.Protocol):  # type: ignore[misc]  # pik
         self._on_stream_connected()
 
     def data_received(self, data: bytes) -> None:
-        """Read what came. A connection that cannot be read ends; nothing is raised."""
+        """Read received bytes. If they cannot be read, the connection ends; no error is raised."""
         try:
             if self._cutter is None:
                 self._on_data_available(data)
             else:
                 self._read(self._cutter.feed(data), len(data))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the byte stream is out of step
+        except Exception as error:  # noqa: BLE001 - after any error the position in the byte stream is unknown
             logger.error("what the broker sent could not be handled", error=type(error).__name__)  # noqa: TRY400 - its text may quote a frame
             self._terminate_stream(amqp.StreamLostError(type(error).__name__))
 
     def eof_received(self) -> None:
-        """Remember that the broker hung up. The transport closes itself."""
+        """Record that the broker closed the connection. The transport closes automatically."""
         self._got_eof = True
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -131,7 +131,7 @@ class AmqpConnection(Connection, asyncio.Protocol):  # type: ignore[misc]  # pik
 
     # -------------------------------------------------------------- inside
     def _read(self, parts: list[list[Arrival] | bytes], received: int) -> None:
-        # Also what is not a whole frame yet counts: heartbeats ask whether anything came at all.
+        # A part of a frame counts too: the heartbeat check needs to know whether any byte has arrived.
         self.bytes_received += received
         for part in parts:
             if isinstance(part, list):
@@ -143,7 +143,7 @@ class AmqpConnection(Connection, asyncio.Protocol):  # type: ignore[misc]  # pik
 
 
 class RawProperties:
-    """What pika asks of properties when it sends them."""
+    """Encoded properties, with the interface that pika needs to send them."""
 
     __slots__ = ("_raw",)
 
@@ -153,5 +153,5 @@ class RawProperties:
         self._raw = raw
 
     def encode(self) -> list[bytes]:
-        """Return the properties as they are sent."""
+        """Return the encoded properties."""
         return [self._raw]

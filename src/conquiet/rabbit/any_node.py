@@ -1,4 +1,4 @@
-"""Connect to any node of a RabbitMQ cluster: each of the addresses once, in turn."""
+"""Connect to any node of a RabbitMQ cluster: try each address once, in turn."""
 
 from conquiet.errors import RabbitConnectionError
 from conquiet.rabbit.address import Address
@@ -6,10 +6,10 @@ from conquiet.rabbit.connection import Link
 
 
 async def open_on_any_node(address: Address, *, first: int = 0) -> Link:
-    """Connect to the first node that answers, beginning with number ``first``.
+    """Connect to the first node that accepts, beginning with number ``first``.
 
     Raises:
-        RabbitConnectionError: None of them does; the error of the last one.
+        RabbitConnectionError: No node accepts; the error of the last one.
     """
     last = first + len(address.urls) - 1
     for attempt in range(first, last):

@@ -1,8 +1,8 @@
-"""What a batch syncer may return, and what that means for each of its messages. Pure, but for the current deliveries.
+"""Derive the outcome of each message from the result of a batch syncer. Pure, except for the current deliveries.
 
-True                                     all are done
+True                                     all messages are done
 False                                    the call failed as a whole: the batch is halved
-a list of None and exceptions            the outcome of each message, in their order: those with None are done
+a list of None and exceptions            the outcome of each message, in their order: None is done
 anything else                            the contract is broken
 """
 
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from conquiet.rabbit.delivery import Delivery
 
 CURRENT_BATCH: Final[ContextVar[list["Delivery"]]] = ContextVar("conquiet_rabbit_deliveries")
-"""The deliveries that the batch syncer is handling; set for each call."""
+"""The deliveries that the batch syncer is handling. Set for each call."""
 
 
 class RefusedError(Exception):
-    """The outcome of a message that the syncer refused, as it does for a call by returning False."""
+    """The outcome of each message of a call for which the syncer returned False."""
 
 
 class BrokenError(Exception):
-    """The syncer returned something that it must not return."""
+    """The syncer returned a value that the contract does not allow."""
 
     def __init__(self, verdict: ContractBroken) -> None:
         super().__init__(verdict.reason)
@@ -48,7 +48,7 @@ class BrokenError(Exception):
 
 
 def current_deliveries() -> "list[Delivery]":
-    """Return the deliveries whose messages the calling batch syncer is handling, in their order.
+    """Return the deliveries of the messages that the calling batch syncer is handling, in their order.
 
     Raises:
         LifecycleError: No batch is being handled here.
@@ -61,7 +61,7 @@ def current_deliveries() -> "list[Delivery]":
 
 @contextmanager
 def only_deliveries(positions: Sequence[int]) -> Iterator[None]:
-    """Let ``current_deliveries`` return those of the messages that the handler gets, as long as the block runs."""
+    """Limit ``current_deliveries`` to these positions while the block runs: the messages that the handler receives."""
     deliveries = current_deliveries()
     token = CURRENT_BATCH.set([deliveries[position] for position in positions])
     try:
@@ -71,11 +71,11 @@ def only_deliveries(positions: Sequence[int]) -> Iterator[None]:
 
 
 def outcomes_of(result: object) -> "list[Any] | None":
-    """Return the outcomes in what a batch syncer has returned; None if all messages are done.
+    """Return the outcomes in the result of a batch syncer; None if all messages are done.
 
     Raises:
-        RefusedError: It refused the call.
-        BrokenError: It returned something else.
+        RefusedError: The syncer refused the call.
+        BrokenError: The result breaks the contract.
     """
     if isinstance(result, list) and any(isinstance(one, Exception) for one in result):
         return result
@@ -88,7 +88,7 @@ def outcomes_of(result: object) -> "list[Any] | None":
 
 
 def failure_of(outcome: Outcome) -> BaseException | None:
-    """Return what a span shows as the failure of one message; ``Requeue`` is none."""
+    """Return the failure of one message for its span. ``Requeue`` is not a failure."""
     match outcome:
         case RefusedError() | BrokenError():
             return RefusedBySyncer()
@@ -99,12 +99,13 @@ def failure_of(outcome: Outcome) -> BaseException | None:
 
 
 def report_of(outcome: Outcome) -> SyncerResult | Interruption:
-    """Return what the run of one message has ended with."""
+    """Return the result of one message's run."""
     match outcome:
         case None:
             return DONE
         case MessageInProgressError():
-            # Another run of the message holds its inbox row: counted, it could be dead-lettered while that commits.
+            # Another run of the message holds its inbox row. If this counted as a failure, the message could be
+            # dead-lettered while the other run commits.
             return POSTPONED
         case RefusedError() | ConflictError():
             return REFUSED
@@ -115,7 +116,7 @@ def report_of(outcome: Outcome) -> SyncerResult | Interruption:
 
 
 def _cause() -> tuple[str, str] | None:
-    """Return the only delivery of a batch. Of several it is not known which one causes what the syncer emits."""
+    """Return the cause if the batch has one delivery. With several, the cause of an emitted message is unknown."""
     batch = CURRENT_BATCH.get(())
     return cause_named_by(batch[0]) if len(batch) == 1 else None
 

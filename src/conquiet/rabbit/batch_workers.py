@@ -1,13 +1,13 @@
 """Run a batch syncer: ``syncer(messages)`` with a list, and a verdict for each delivery.
 
-    deliveries ──▶ gathered by size and time ──▶ prepare each ──▶ syncer(those that are ready) ──▶ a verdict for each
+    deliveries ──▶ gathered by size and time ──▶ prepare each ──▶ syncer(prepared messages) ──▶ a verdict for each
                                                      └─ not readable: its own verdict
 
-False, or an error, is the failure of a whole call: the batch is halved until the message that fails is alone, and its
-verdict is what that call has returned or raised. A redelivered message may have killed a process. Where the queue
-counts deliveries, it is gathered into batches of half the size for each; where it does not, it is run by itself.
+False, or an error, means that the whole call failed. The batch is then halved until the failing message runs alone; the
+result or error of that call is its verdict. A redelivered message may have killed a process. If the queue counts
+deliveries, the batch size of such a message is halved for each delivery; if it does not, the message runs alone.
 
-See docs/decisions/0021 for what becomes of a message by its verdict.
+See docs/decisions/0021 for the settlement of a message by its verdict.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class BatchWorkers:
     Args:
         syncer: Called with a list of messages.
         pipeline: Prepares each of them.
-        concurrency: Most batches at once.
+        concurrency: Maximum number of concurrent batches.
         finish: Called with each delivery and its report, in the loop's thread.
         settings: How batches are gathered.
     """
@@ -158,7 +158,7 @@ class BatchWorkers:
                 members.append((delivery, report.message))
             else:
                 self._finish(delivery, report)
-        if self._is_halted():  # by a key that is missing: nothing starts after a fatal verdict
+        if self._is_halted():  # by a missing key: nothing starts after a fatal verdict
             self._unstarted += [delivery for delivery, _ in members]
         elif members:
             with batch_span([delivery for delivery, _ in members]) as span:
@@ -169,7 +169,7 @@ class BatchWorkers:
             members[0][0].session.flush()
 
     def _is_halted(self) -> bool:
-        return self._halted  # may change with every verdict that is reported
+        return self._halted  # can change whenever a verdict is reported
 
     def _prepare(self, delivery: Delivery) -> Any:
         try:
@@ -210,5 +210,5 @@ class BatchWorkers:
             raise self._end_of_process(error) from error
 
     def _end_of_process(self, error: BaseException) -> BrokenError:
-        """Return a SystemExit or the like as a broken contract: it would end the event loop, and with it the drain."""
+        """Convert a SystemExit or the like to a broken contract: raised, it would end the event loop and the drain."""
         return BrokenError(ContractBroken(f"the syncer raised {type(error).__name__}", error))

@@ -1,4 +1,4 @@
-"""Match confirmations with messages: the broker and the channel both count what is sent."""
+"""Match confirmations with messages: the broker and the channel both number the sent messages."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from conquiet.rabbit.properties import Properties
 
 logger = FactLogger("conquiet.rabbit.publisher")  # one logger for publishing
 
-_HEADER_FRAME: Final = 20  # what is around the properties in their frame
+_HEADER_FRAME: Final = 20  # bytes around the properties in their frame
 _RENEW_S = 1.0
 _Key = tuple[str, str, str]
 
@@ -26,10 +26,10 @@ class Encoded:
     """A message as it is sent. ``repr`` shows neither body nor properties.
 
     Attributes:
-        exchange: Empty is the default exchange.
+        exchange: Empty for the default exchange.
         routing_key: At most 255 bytes.
-        body: The bytes themselves.
-        properties: As AMQP has them, from their flags on.
+        body: The bytes to send.
+        properties: Encoded for AMQP, beginning with their flags.
     """
 
     exchange: str
@@ -39,18 +39,18 @@ class Encoded:
 
     @property
     def message_id(self) -> str:
-        """The property of that name, as the broker returns it."""
+        """The property ``message_id``, as the broker returns it."""
         found: str = Properties(self.properties).message_id
         return found
 
 
 class ConfirmChannel:
-    """The unconfirmed messages of one link, by the numbers the broker counts them with.
+    """The unconfirmed messages of one link, by their delivery tags.
 
     Attributes:
         link: The connection.
-        blocked: The broker accepts nothing from it for now.
-        refused: The broker has refused a message.
+        blocked: True while the broker accepts no message from the connection.
+        refused: True once the broker has refused a message.
     """
 
     def __init__(self, link: Link) -> None:
@@ -61,7 +61,7 @@ class ConfirmChannel:
         self._loop = asyncio.get_running_loop()
         self._next = 1
         self._waiting: dict[int, tuple[asyncio.Future[str], _Key]] = {}
-        # A returned message has no number. Messages with the same id, exchange and key share its outcome.
+        # A returned message has no number. Messages with the same id, exchange and key are marked in their order.
         self._by_key: dict[_Key, deque[int]] = defaultdict(deque)
         self._returned: set[int] = set()
         link.lost.add_done_callback(lambda _: self._fail_all())
@@ -69,11 +69,11 @@ class ConfirmChannel:
 
     @property
     def is_stale(self) -> bool:
-        """True if another channel may be accepted where this one is refused, and nothing waits on this one.
+        """True if a message was refused, a new channel may succeed, and no message waits on this one.
 
-        A quorum queue whose leader died while the channel was new refuses all that the channel ever sends (RabbitMQ
-        3.10): the channel asks the dead node only. A full queue refuses as well, and there a new channel does not help:
-        hence not more often than once per ``_RENEW_S``.
+        If the leader of a quorum queue dies while the channel is new, all messages of the channel are refused from then
+        on (RabbitMQ 3.10): the channel sends them to the dead node only. A full queue refuses as well, and a new
+        channel does not help. So a channel is replaced at most once per ``_RENEW_S``.
         """
         return self.refused and not self._waiting and time.monotonic() - self._opened_at >= _RENEW_S
 
@@ -82,10 +82,10 @@ class ConfirmChannel:
         await self.link.confirm_publishes(self._on_confirm, self._on_return)
 
     def publish(self, message: Encoded) -> "asyncio.Future[str]":
-        """Send a message; what is returned ends with its id, or with a PublishError.
+        """Send a message. The returned future resolves to its id, or raises a PublishError.
 
         Raises:
-            ConfigurationError: It is too large for a frame. Nothing was sent.
+            ConfigurationError: Its properties are too large for a frame. Nothing was sent.
         """
         frame_max = self.link.frame_max
         if frame_max and len(message.properties) + _HEADER_FRAME > frame_max:
@@ -93,7 +93,7 @@ class ConfirmChannel:
                 f"the headers of a message for {message.routing_key} are larger than the {frame_max} bytes the broker "
                 "takes; put them into the body"
             )
-        # Only what is sent takes a number: the broker counts the same.
+        # Only a sent message takes a number: the broker numbers the messages that it receives.
         key = (message.message_id, message.exchange, message.routing_key)
         number, self._next = self._next, self._next + 1
         confirmation: asyncio.Future[str] = self._loop.create_future()
@@ -127,7 +127,7 @@ class ConfirmChannel:
         method = frame.method
         outcome = "confirmed" if type(method).__name__ == "Ack" else "refused"
         numbers = [method.delivery_tag]
-        if method.multiple:  # they wait in the order of their numbers
+        if method.multiple:  # the messages are in the order of their numbers
             numbers = list(takewhile(lambda number: number <= method.delivery_tag, self._waiting))
         for number in numbers:
             self._resolve(number, outcome)
@@ -187,11 +187,12 @@ _FAILURES: Final[dict[str, tuple[type[PublishError], str]]] = {
 
 
 def _cause_of(loss: Loss | None, exchange: str) -> str:
-    """Return in brackets why a link was lost."""
+    """Return the reason of a loss in brackets."""
     if loss is None:
         return ""
     if loss.code == NOT_FOUND:
-        # Every unconfirmed message fails with the one whose exchange does not exist. The broker does not say which.
+        # One message named a missing exchange, and every unconfirmed message fails with it. The broker does not report
+        # which one it was.
         doubt = f"; is there an exchange {exchange}?" if exchange else ""
         return f" ({loss.reason}: one of the messages named an exchange that does not exist{doubt})"
     if "larger than configured max size" in str(getattr(loss.error, "reply_text", "")):

@@ -1,9 +1,9 @@
-"""One connection with one channel over the AMQP client library, opened once, closed once.
+"""Open, use and close one connection with one channel, over the AMQP client library.
 
-Only this module, ``amqp_connection``, ``frames`` and ``address`` use pika. When its connection or its channel closes,
-or the broker cancels its consumer, a link is lost: it reports this through ``lost`` and is never reused. Delivery tags
-are valid on their own link only. On a lost link every order does nothing and returns False: sent on a newer channel, it
-would close that channel or settle another message.
+Only this module, ``amqp_connection``, ``frames`` and ``address`` use pika. A link is lost when its connection or
+channel closes, or when the broker cancels its consumer. It reports this through ``lost`` and is never reused. A
+delivery tag is valid only on the link that delivered it. So on a lost link every command does nothing and returns
+False: sent on a newer channel, it would close that channel or settle another message.
 
 See docs/decisions/0020.
 """
@@ -33,7 +33,7 @@ OnBlocked = Callable[[bool], None]
 
 
 class LossKind(Enum):
-    """What was lost."""
+    """The part of a link that was lost."""
 
     CONNECTION = "connection"
     CHANNEL = "channel"
@@ -42,12 +42,12 @@ class LossKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Why a link is over.
+    """The reason why a link was lost.
 
     Attributes:
-        kind: What was lost first.
-        reason: Type of the error and the broker's number, never the broker's text: that may quote names and values.
-        code: The broker's number, None when there was none.
+        kind: The part that was lost first.
+        reason: Type of the error and the broker's reply code, never the broker's text: it may quote names and values.
+        code: The broker's reply code; None if there was none.
         error: The client library's error, for ``__cause__``.
     """
 
@@ -59,7 +59,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A message taken with :meth:`Link.fetch`; unsettled. ``repr`` does not show what is in it."""
+    """An unsettled message, taken with :meth:`Link.fetch`. ``repr`` does not show its contents."""
 
     tag: int
     properties: Properties = field(repr=False)
@@ -67,12 +67,12 @@ class Fetched:
 
     @property
     def headers(self) -> Any:
-        """Its AMQP headers, None when it has none."""
+        """The AMQP headers; None if there are none."""
         return self.properties.headers
 
 
 class Link:
-    """One open connection and channel. Made by :meth:`open`; belongs to the loop it was opened in."""
+    """One open connection and channel. Created by :meth:`open`; usable only in the event loop of that call."""
 
     def __init__(self, timeout_s: float, on_blocked: OnBlocked) -> None:
         self._loop = asyncio.get_running_loop()
@@ -93,7 +93,7 @@ class Link:
         """Connect and open a channel. ``attempt`` selects the node.
 
         Raises:
-            RabbitConnectionError: No broker, login refused, or no answer in time.
+            RabbitConnectionError: No broker, login refused, or no reply in time.
         """
         link = cls(address.timeout_s, on_blocked)
         try:
@@ -101,7 +101,7 @@ class Link:
                 await link._connect(address.parameters(attempt))
                 link._channel = await link._ask(lambda done: link._connection.channel(on_open_callback=done))
         except BaseException as error:
-            link._opened.cancel()  # never awaited: an error set in it now would count as uncaught
+            link._opened.cancel()  # never awaited: asyncio would report an error set in it now as unhandled
             link.abort()
             if isinstance(error, TimeoutError):
                 raise RabbitConnectionError(
@@ -120,32 +120,32 @@ class Link:
 
     @property
     def is_open(self) -> bool:
-        """True until it is lost or closed."""
+        """True until the link is lost or closed."""
         return self._alive
 
     @property
     def heartbeat_s(self) -> float:
-        """The interval that was agreed on with the broker; 0 when there are no heartbeats."""
+        """The interval negotiated with the broker; 0 without heartbeats."""
         return float(self._connection.params.heartbeat or 0)
 
     @property
     def frame_max(self) -> int:
-        """The largest frame that was agreed on; 0 is no limit."""
+        """The negotiated maximum size of a frame in bytes; 0 for no limit."""
         return int(self._connection.params.frame_max or 0)
 
     @property
     def broker_release(self) -> tuple[int, ...]:
-        """The first two numbers of the broker's version; empty when it does not say."""
+        """The first two numbers of the broker's version; empty if it does not report one."""
         version = (self._connection.server_properties or {}).get("version")
         parts = version.split(".")[:2] if isinstance(version, str) else []
         return tuple(int(part) for part in parts if part.isdecimal())
 
-    # -------------------------------------------------------------- requests that the broker answers
+    # -------------------------------------------------------------- requests with a reply
     async def depth(self, queue: str) -> int:
-        """Declare the queue passively and return how many messages it holds.
+        """Declare the queue passively and return its number of messages.
 
         Raises:
-            QueueMissingError: There is no such queue. The link is lost, as the broker closes the channel.
+            QueueMissingError: There is no such queue. The link is lost, because the broker closes the channel.
         """
         try:
             answer = await self._ask(lambda done: self._channel.queue_declare(queue, passive=True, callback=done))
@@ -159,13 +159,13 @@ class Link:
 
     def _says_missing(self) -> bool:
         loss = self.lost.result() if self.lost.done() else None
-        # The broker answers 404 too for a queue whose node is down: that one comes back.
+        # The broker also replies 404 if the node of a queue is down. Such a queue is not missing.
         return loss is not None and loss.code == NOT_FOUND and _NODE_IS_DOWN not in str(loss.error)
 
     async def consume(self, queue: str, *, tag: str, prefetch: int, on_arrivals: OnArrivals) -> None:
-        """Ask for deliveries with manual acknowledgement, at most ``prefetch`` unsettled ones at a time.
+        """Consume with manual acknowledgement and at most ``prefetch`` unsettled deliveries. Call it once per link.
 
-        They are reported in runs, as they come from the socket. Once for each link.
+        ``on_arrivals`` receives the deliveries of each read from the socket together.
         """
         self._connection.take_deliveries(self._channel.channel_number, on_arrivals)
         await self._begin(queue, tag, prefetch)
@@ -175,7 +175,7 @@ class Link:
         await self._begin(queue, tag, prefetch)
 
     async def _begin(self, queue: str, tag: str, prefetch: int) -> None:
-        # global_qos=False: the limit counts for this consumer. RabbitMQ 4 has dropped the other kind.
+        # global_qos=False: the limit applies to this consumer. RabbitMQ 4 has removed the limit per channel.
         await self._ask(lambda done: self._channel.basic_qos(prefetch_count=prefetch, global_qos=False, callback=done))
         self._consumer_tag = tag
         await self._ask(
@@ -183,7 +183,7 @@ class Link:
         )
 
     async def fetch(self, queue: str) -> Fetched | None:
-        """Take one message out of a queue, unsettled; None when it is empty. One call at a time."""
+        """Take one message from a queue without settling it; None if the queue is empty. One call at a time."""
 
         def send(done: Callable[[Any], None]) -> None:
             self._on_empty = lambda: done(None)
@@ -195,13 +195,13 @@ class Link:
         return answer
 
     async def cancel(self) -> None:
-        """End the deliveries; what was delivered can still be settled."""
+        """End the deliveries. Delivered messages can still be settled."""
         tag, self._consumer_tag = self._consumer_tag, None
         if tag is not None and self._alive:
             await self._ask(lambda done: self._channel.basic_cancel(tag, callback=done))
 
     async def channel_close_reason(self, send: Callable[[Any, Callable[[Any], None]], Any]) -> str:
-        """Send a request on another channel. Return the text with which the broker closed it; empty if it did not."""
+        """Send a request on a new channel. Return the broker's text if it closed that channel; else an empty text."""
         channel = await self._ask(lambda done: self._connection.channel(on_open_callback=done))
 
         def ask(done: Callable[[Any], None]) -> None:
@@ -220,11 +220,11 @@ class Link:
         self._channel.add_on_return_callback(on_return)
         await self._ask(lambda done: self._channel.confirm_delivery(on_confirm, callback=done))
 
-    # -------------------------------------------------------------- orders without an answer
+    # -------------------------------------------------------------- commands without a reply
     def ack(self, *, up_to: int | None = None, singles: tuple[int, ...] = ()) -> bool:
-        """Acknowledge everything unsettled up to a tag, then single tags above it, all in one write.
+        """Acknowledge all unsettled deliveries up to a tag, then single tags above it, in one write.
 
-        False if the link is lost: the broker has requeued the messages.
+        Return False if the link is lost: the broker has requeued the messages.
         """
         if self._alive:
             frames = pack_acks(self._channel.channel_number, up_to, singles)
@@ -232,37 +232,37 @@ class Link:
         return self._alive
 
     def reject(self, tag: int, *, requeue: bool) -> bool:
-        """Reject: from RabbitMQ 4.3 on, this (and not a nack) counts toward a quorum queue's delivery limit."""
+        """Reject a message. From RabbitMQ 4.3 on, this (not a nack) counts toward a quorum queue's delivery limit."""
         if self._alive:
             self._connection.emit(pack_reject(self._channel.channel_number, tag, requeue=requeue), 1)
         return self._alive
 
     def nack_requeue(self, tag: int) -> bool:
-        """Return a message that was not tried: newer quorum queues do not count a nack as a failed attempt."""
+        """Return an untried message to the queue. Newer quorum queues do not count a nack as a failed attempt."""
         return self._order(lambda: self._channel.basic_nack(tag, multiple=False, requeue=True))
 
     def publish(self, exchange: str, routing_key: str, body: bytes, properties: bytes, *, mandatory: bool) -> bool:
-        """Send a message with properties that are encoded already; its confirmation comes through ``on_confirm``."""
+        """Send a message with encoded properties. ``on_confirm`` receives its confirmation."""
         encoded = RawProperties(properties)
         return self._order(lambda: self._channel.basic_publish(exchange, routing_key, body, encoded, mandatory))
 
     async def close_channel(self) -> None:
-        """Close the channel. Its answer proves that the broker has taken every disposition sent before."""
+        """Close the channel. The broker's reply proves that it has received every disposition sent before."""
         self._alive = False
         if self._channel is not None and self._channel.is_open:
             self._channel.close()
             await self._wait(self._channel_over, self._timeout_s)
 
     async def close(self) -> None:
-        """Close channel and connection. Never raises, never waits for longer than the timeout (twice)."""
+        """Close channel and connection. Never raises, and waits at most twice the timeout."""
         try:
             await self.close_channel()
-        finally:  # also when cancelled: it would stay open, with everything unsettled
+        finally:  # on a cancellation too: the connection would stay open, and its deliveries unsettled
             self.abort()
         await self._wait(self._connection_over, self._timeout_s)
 
     def abort(self) -> None:
-        """Begin to close the connection, in any state. The broker requeues what is unsettled."""
+        """Begin to close the connection, in any state. The broker requeues unsettled messages."""
         self._alive = False
         if self._connection is None or self._connection.is_closed:
             self._connection_over.set()
@@ -270,20 +270,20 @@ class Link:
             self._connection.close()
 
     def drop(self) -> None:
-        """End the connection without the broker's answer: every wait for the broker ends."""
+        """End the connection without waiting for the broker. Every wait for a reply ends."""
         self._lose(LossKind.CONNECTION, None)
         if self._connection is not None and not self._connection.is_closed:
             self._connection.drop()
 
     def give_up(self, error: BaseException) -> None:
-        """Treat the link as lost: a request was not answered, so it is unknown what the broker has done."""
+        """Treat the link as lost, because a request got no reply: it is unknown whether the broker carried it out."""
         self._lose(LossKind.CONNECTION, error)
         self.abort()
 
     async def close_soon(self) -> None:
-        """Close a link that is lost or does not answer, and wait only briefly.
+        """Close a link that is lost or gets no replies, and wait only briefly.
 
-        A broker that restarts may keep a channel open for long; the next attempt must not wait for it.
+        A restarting broker may keep a channel open for a long time. The next attempt must not wait for it.
         """
         self.abort()
         await self._wait(self._connection_over, _SHORT_WAIT_S)
@@ -305,7 +305,7 @@ class Link:
         await self._opened
 
     async def _ask(self, send: Callable[[Callable[[Any], None]], Any]) -> Any:
-        """Send a request and wait for its answer or for the end of the link, whichever is first."""
+        """Send a request and wait for its reply or for the loss of the link."""
         answer: asyncio.Future[Any] = self._loop.create_future()
 
         def answered(frame: Any) -> None:
@@ -333,17 +333,17 @@ class Link:
             return False
         try:
             send()
-        except amqp.AMQPError as error:  # closing has begun, and the callback has not run yet
+        except amqp.AMQPError as error:  # the channel is closing, and the callback has not run yet
             self._lose(LossKind.CHANNEL, error)
             return False
-        except BaseException as error:  # it is unknown what was sent: later confirmations could be matched wrongly
+        except BaseException as error:  # part of it may be sent, so later confirmations could be matched wrongly
             self._lose(LossKind.CHANNEL, error)
             self.abort()
             raise
         return True
 
     async def _wait(self, event: asyncio.Event, seconds: float) -> None:
-        # A broker that hangs must not hang us. What is left behind ends by its own heartbeat.
+        # A broker that hangs must not block the caller. The heartbeat ends a connection that stays open.
         try:
             async with asyncio.timeout(seconds):
                 await event.wait()
@@ -379,17 +379,17 @@ class Link:
         self._lose(LossKind.CONNECTION if ended else LossKind.CHANNEL, error)
 
     def _on_cancelled_by_broker(self, _frame: Any) -> None:
-        # The queue was deleted, or its node went away. The channel lives, but nothing would ever arrive on it.
+        # The queue was deleted, or its node went down. The channel stays open, but would get no more deliveries.
         self._consumer_tag = None
         self._lose(LossKind.CONSUMER, None)
 
 
 def _never(*_: object) -> None:
-    """Stand in for the callback pika wants: it never gets to see a delivery."""
+    """Do nothing: pika requires this callback, but receives no delivery."""
 
 
 def _reason(error: Any) -> str:
-    """Name an error by its type and the broker's number."""
+    """Return the type of an error and the broker's reply code."""
     if error is None:
         return "cancelled by the broker"
     code = getattr(error, "reply_code", None)

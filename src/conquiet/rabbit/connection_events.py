@@ -20,13 +20,13 @@ class EventKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionEvent:
-    """A change of the connection of a consumer.
+    """A change of a consumer's connection.
 
     Attributes:
-        kind: What happened.
+        kind: The change.
         queue: The consumed queue.
-        attempt: With ``CONNECTED``: how many attempts there were before this one.
-        reason: With ``LOST``: what went away and why.
+        attempt: With ``CONNECTED``: number of attempts before this one.
+        reason: With ``LOST``: connection, channel or consumer, and the reason of the loss.
     """
 
     kind: EventKind
@@ -36,7 +36,7 @@ class ConnectionEvent:
 
 
 class Listeners:
-    """Callbacks of the user. One that raises is logged and does not stop the others."""
+    """Callbacks of the application. If one raises, this is logged, and the others still run."""
 
     __slots__ = ("_callbacks",)
 

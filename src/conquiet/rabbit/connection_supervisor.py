@@ -1,10 +1,10 @@
-"""Connect and reconnect, with backoff and a limit of failures in a row.
+"""Connect and reconnect, with backoff and a limit of consecutive failures.
 
-The first connection is tried once at each node: a wrong address or a missing queue fails the start. Afterwards a lost
-link is replaced as a whole (connection, channel, prefetch, consumer), up to ``max_reconnects`` failures in a row. A
-link resets the count of failures once something was settled on it, or when it has lasted. So a queue that kills every
-consumer at its first message does not cause a loop of connections, and an idle consumer does not add up the losses of
-days.
+The first connection is tried once at each node: a wrong address or a missing queue fails the start. Later a lost link
+is replaced as a whole (connection, channel, prefetch, consumer), up to ``max_reconnects`` consecutive failures. The
+count of failures is reset when a message was settled on the link, or when the link has lasted long enough. So a queue
+that ends every consumer at its first message does not cause an endless loop of connections, and an idle consumer does
+not add up the losses of several days.
 """
 
 import asyncio
@@ -19,20 +19,20 @@ from conquiet.errors import QueueMissingError, RabbitConnectionError, RabbitErro
 logger = FactLogger(__name__)
 
 _LASTING_S: Final = 60.0
-# Attempts in a row that find no queue: about 10 s with the default backoff, enough for a queue that is being replaced.
+# Consecutive attempts that find no queue: about 10 s with the default backoff, enough for a queue to be replaced.
 _MAX_MISSING: Final = 6
 
 S = TypeVar("S")
 
 
 class ConnectionSupervisor(Generic[S]):
-    """Makes sessions one after the other.
+    """Creates sessions one after the other.
 
     Args:
-        connect: Makes one session; gets the number of the attempt, counted from 0.
-        backoff: How long to wait after a failure.
+        connect: Creates one session; receives the number of the attempt, counted from 0.
+        backoff: Waiting times after failures.
         max_failures: Maximum consecutive failures.
-        stop: Ends every wait, also one for an attempt that is under way.
+        stop: Ends every wait, and cancels a running attempt.
         nodes: Number of addresses, used in turn.
         on_failure: Called with the error of each failed attempt to reconnect.
         clock: Measures how long a session has lasted.
@@ -56,14 +56,14 @@ class ConnectionSupervisor(Generic[S]):
         self._nodes = nodes
         self._on_failure = on_failure
         self._clock = clock
-        # Longer than the longest pause: links lost after that long do not make a loop without pauses.
+        # At least as long as the longest pause, so that repeated losses cannot form a loop without pauses.
         self._lasting_s = max(_LASTING_S, backoff.cap_s)
         self._attempts = 0
         self._failures = 0
         self._since = clock.monotonic()
 
     async def first(self) -> S | None:
-        """Return the first session, at the first node that accepts it, or raise; None after a stop."""
+        """Return the first session, at the first node that accepts it; None after a stop. Raise if no node does."""
         for _ in range(self._nodes - 1):
             try:
                 return await self._attempt()
@@ -72,11 +72,11 @@ class ConnectionSupervisor(Generic[S]):
         return await self._attempt()
 
     async def next(self, *, made_progress: bool) -> S | None:
-        """Return another session after one was lost; None after a stop.
+        """Return a new session after one was lost; None after a stop.
 
         Raises:
-            RabbitConnectionError: It failed too often in a row.
-            QueueMissingError: The queue did not exist six times in a row, or at the last attempt.
+            RabbitConnectionError: Too many consecutive failures.
+            QueueMissingError: The queue did not exist at six consecutive attempts, or at the last attempt.
         """
         lasted = self._clock.monotonic() - self._since > self._lasting_s
         self._failures = 1 if made_progress or lasted else self._failures + 1
@@ -103,7 +103,7 @@ class ConnectionSupervisor(Generic[S]):
         ) from last
 
     async def _attempt(self) -> S | None:
-        """Return one session; None if the stop came first."""
+        """Return one session; None if stopped first."""
         number, self._attempts = self._attempts, self._attempts + 1
         session = await unless_stopped(self._stop, self._connect(number))
         self._since = self._clock.monotonic()
@@ -119,7 +119,7 @@ class ConnectionSupervisor(Generic[S]):
 
 
 async def unless_stopped(stop: asyncio.Event, work: Awaitable[S]) -> S | None:
-    """Return the result of the work; None if the stop came first, and the work was cancelled."""
+    """Return the result of the work; None if stopped first, after cancelling the work."""
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,6 @@
-"""``RabbitConsumer``: the worker that consumes one queue, from its start to its end. SPEC(004).
+"""Consume one queue, from the start of the consumer to its end. SPEC(004).
 
-``dispatcher`` gives each message to the syncer and settles it, ``connection_supervisor`` reconnects.
+``dispatcher`` passes each message to the syncer and settles it; ``connection_supervisor`` reconnects.
 
     broker ──delivery──▶ dispatcher: prepare, syncer, decide ──disposition──▶ session ──▶ broker
 
@@ -44,24 +44,24 @@ logger = FactLogger(__name__)
 
 PACKAGE = "conquiet"
 _FORCED_STOP_TIMEOUT_S: Final = 0.5
-"""How long the broker may take to answer the last requests of a forced stop."""
+"""Time for the broker to reply to the last requests of a forced stop."""
 
 
 class RabbitConsumer(BackgroundWorker):
-    """Gives the messages of one queue to one syncer, and settles each with the broker.
+    """Passes the messages of one queue to one syncer, and settles each with the broker.
 
-    ``await consumer.run()`` works until :meth:`stop` is called or something fatal happens. ``async with`` runs it in
-    the background. A consumer runs once.
+    ``await consumer.run()`` works until :meth:`stop` is called or a fatal error occurs. ``async with`` runs it in the
+    background. A consumer runs once.
 
     Args:
         url: ``amqp://`` or ``amqps://`` URL, or the URLs of a cluster's nodes.
-        queue: Name of a queue that exists.
-        syncer: Gets each message and returns True or False. ``async def`` runs on the event loop and must not block
-            it for long; a plain function runs in a thread of its own.
+        queue: Name of an existing queue.
+        syncer: Receives each message and returns True or False. ``async def`` runs on the event loop and must not
+            block it for long; a plain function runs in a thread.
         options: See :class:`~conquiet.rabbit.settings.RabbitSettings`.
 
     Raises:
-        ConfigurationError: A setting is wrong. Nothing was sent anywhere.
+        ConfigurationError: A setting is wrong. Nothing was sent.
     """
 
     @method_takes_settings(RabbitSettings)
@@ -98,7 +98,7 @@ class RabbitConsumer(BackgroundWorker):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_event: asyncio.Event | None = None
         self._failure: RabbitError | None = None
-        self._keeps: bool | None = None  # whether the queue has a dead-letter exchange, as far as that is known
+        self._keeps: bool | None = None  # True if the queue has a dead-letter exchange, None if unknown
         self._session: Session | None = None
         self._dispatcher: Dispatcher | None = None
         self._slow_start: SlowStart | None = None
@@ -106,7 +106,7 @@ class RabbitConsumer(BackgroundWorker):
 
     # -------------------------------------------------------------- public
     def set_concurrency(self, concurrency: int) -> None:
-        """Set how many messages are handled at once, and with it an unset prefetch; before the start only."""
+        """Set the number of concurrent messages (or batches), and with it an unset prefetch. Only before the start."""
         self._life.require_new("concurrency")
         self._settings = replace(self._settings, concurrency=concurrency)
 
@@ -127,21 +127,21 @@ class RabbitConsumer(BackgroundWorker):
 
     @property
     def status(self) -> Status:
-        """Its place in the lifecycle."""
+        """The state of the consumer in its lifecycle."""
         return self._life.status
 
     @property
     def abandoned(self) -> int:
-        """Handlers that did not end within the grace period."""
+        """Number of handlers that did not end within the grace period."""
         return self.count.abandoned
 
     @property
     def is_paused(self) -> bool:
-        """Whether consumption is paused because a server that the syncer needs is unavailable."""
+        """True while consumption is paused because a server that the syncer needs is unavailable."""
         return self._dispatcher is not None and self._dispatcher.is_paused
 
     def health(self) -> Health:
-        """Report whether messages are consumed now. Never raises, and asks no server."""
+        """Report whether messages are consumed now. Never raises, and sends no request to a server."""
         count = self.count
         handled = count.ack + count.nack + count.stale
         return Health(status=self._life.status, reason=self._problem(), handled=handled)
@@ -153,7 +153,7 @@ class RabbitConsumer(BackgroundWorker):
         return "paused: a server that the syncer needs is unavailable" if self.is_paused else ""
 
     def listen(self, callback: Callable[[ConnectionEvent], None]) -> None:
-        """Call ``callback`` whenever the connection is made, lost, blocked or unblocked. It must not block."""
+        """Call ``callback`` when the connection is opened, lost, blocked or unblocked. The callback must not block."""
         if not callable(callback):
             raise ConfigurationError("a listener is a function that takes a ConnectionEvent")
         self._listeners.add(callback)
@@ -164,7 +164,7 @@ class RabbitConsumer(BackgroundWorker):
         Raises:
             QueueMissingError: The queue does not exist.
             RabbitConnectionError: No connection, or it was lost too often.
-            FatalSyncerError: The syncer broke its contract; its message is back in the queue, or dead-lettered.
+            FatalSyncerError: The syncer broke its contract. The message is back in the queue, or dead-lettered.
         """
         self._life.start()
         self._loop = asyncio.get_running_loop()
@@ -184,45 +184,45 @@ class RabbitConsumer(BackgroundWorker):
         return self.count
 
     def stop(self) -> None:
-        """Ask for a graceful end. A second call ends the grace period, and half a second later the connection.
+        """Request a graceful stop. A second call ends the grace period, and half a second later the connection.
 
-        May be called from a signal handler, from any thread, or before the start. A plain function in a thread
-        continues until the process ends.
+        May be called from a signal handler, from any thread, or before the start. A syncer that is a plain function
+        continues in its thread until it returns or the process ends.
         """
         self._request_stop(self._on_forced_stop if self._life.request_stop() else self._on_stop)
 
     async def close(self) -> None:
-        """Stop and wait for the end, which releases everything. Called by the syncer it only stops."""
+        """Stop, and wait until everything is released. If the syncer calls it, it only requests the stop."""
         self._request_stop(self._on_stop)
         if self._dispatcher is None or not self._dispatcher.owns_current_task():
             await self._life.wait_ended()
 
     async def ready(self) -> None:
-        """Wait until the broker sends messages, or until it is over."""
-        if not (self._life.is_stopping and self._dispatcher is None):  # stopped before the start: over
+        """Wait until the broker sends messages, or until the consumer has ended."""
+        if not (self._life.is_stopping and self._dispatcher is None):  # stopped before the start: it has ended
             await self._ready.wait()
 
     def _enter(self) -> tuple[Coroutine[Any, Any, Counters], asyncio.Event]:
         return self.run(), self._ready
 
     def fail(self, error: RabbitError) -> None:
-        """End as after a fatal error, with ``error``: for the owner of the process, after an uncaught exception."""
+        """Stop, and let :meth:`run` raise ``error``. For the process's main code, after an uncaught exception."""
         if self._failure is None:
             self._failure = error
         self._request_stop(self._on_stop)
 
     def _end_with(self, error: RabbitError) -> None:
-        """Fail at once. Called in the loop's thread."""
+        """Fail without waiting for the next turn of the event loop. Called in the loop's thread."""
         self.fail(error)
         self._on_stop()
 
     def _request_stop(self, callback: Callable[[], None]) -> None:
         self._life.stop()
         if self._dispatcher is not None:
-            self._dispatcher.halt()  # at once: a thread may be about to start the next message
+            self._dispatcher.halt()  # before the loop runs the callback: a thread may be about to start a message
         loop = self._loop
         if loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: there is nothing left to stop
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to stop
                 loop.call_soon_threadsafe(callback)
 
     def __repr__(self) -> str:
@@ -254,13 +254,13 @@ class RabbitConsumer(BackgroundWorker):
                 session = await supervisor.next(made_progress=session.made_progress)
                 self._stats.count.reconnects += session is not None
         except RabbitError as error:
-            # A fatal error that came first is the cause.
+            # An earlier fatal error is the cause.
             self._failure = self._failure or error
             logger.failure(logging.ERROR, "consumer failed", error, queue=self._queue)
         finally:
             try:
                 await self._shut_down()
-            except BaseException:  # cancelled again: no task or connection that holds messages may stay
+            except BaseException:  # cancelled again: no task or connection may keep messages unsettled
                 self._dispatcher.abandon()
                 if self._session is not None:
                     self._session.link.abort()
@@ -285,8 +285,8 @@ class RabbitConsumer(BackgroundWorker):
             dispatcher.link_opened(policy, moves=moves, on_finished=slow_start.finished)
             await slow_start.consume(session.received)
         except BaseException as error:
-            # Messages may arrive before the broker's answer. If this task is cancelled then, _shut_down lets the
-            # handlers finish and sends what they settled.
+            # Messages may arrive before the broker's reply. If this task is cancelled then, _shut_down lets the
+            # handlers finish and sends their dispositions.
             if self._session is None or not isinstance(error, asyncio.CancelledError):
                 self._session = None
                 await link.close_soon()
@@ -296,7 +296,7 @@ class RabbitConsumer(BackgroundWorker):
         return session
 
     async def _choose_dispositions(self, link: Link) -> tuple[SettlePolicy, bool]:
-        """Return how deliveries are decided, and whether failed ones are moved: what the queue counts and keeps."""
+        """Return the settle policy, and whether failed messages are moved: both depend on the queue."""
         policy = await resolve_policy(self._settings.policy, link, self._queue)
         keeps = self._keeps
         if keeps is None:
@@ -307,7 +307,7 @@ class RabbitConsumer(BackgroundWorker):
         return policy, moves
 
     async def _stopped_before_loss(self, session: Session, stop: asyncio.Event) -> bool:
-        """Wait for the first of the two; True when it is a stop."""
+        """Wait for a stop or for the loss of the link. Return True after a stop."""
         stopping = asyncio.ensure_future(stop.wait())
         try:
             await asyncio.wait((stopping, session.link.lost), return_when=asyncio.FIRST_COMPLETED)
@@ -316,7 +316,7 @@ class RabbitConsumer(BackgroundWorker):
         return self._life.is_stopping
 
     async def _leave(self, session: Session) -> None:
-        """Report a lost link, and close what is left of it."""
+        """Report a lost link, and close its connection."""
         loss = session.link.lost.result()
         reason = f"{loss.kind.value}: {loss.reason}"
         self._announce(EventKind.LOST, reason=reason)
@@ -335,7 +335,7 @@ class RabbitConsumer(BackgroundWorker):
         session, dispatcher = self._session, self._dispatcher
         self._stall_monitor.stop()
         logger.info("worker draining: queue %(queue)s", queue=self._queue, grace_s=self._settings.grace_s)
-        self._life.stop()  # also when run() was cancelled or failed: from here on nothing new starts
+        self._life.stop()  # needed if run() was cancelled or failed: nothing new starts from here on
         dispatcher.halt()
         if self._slow_start is not None:
             await self._slow_start.end()
@@ -345,7 +345,7 @@ class RabbitConsumer(BackgroundWorker):
                 await session.link.cancel()
         dispatcher.return_unstarted()
         await dispatcher.drain()
-        dispatcher.return_unstarted()  # what a thread had taken already and did not begin
+        dispatcher.return_unstarted()  # deliveries that a thread had taken and not started
         if session is not None:
             session.flush()
             await session.link.close_channel()
@@ -358,7 +358,7 @@ class RabbitConsumer(BackgroundWorker):
 
     # -------------------------------------------------------------- callbacks, in the loop's thread
     def _on_forced_stop(self) -> None:
-        """End the grace period. Half a second later, end the connections: a silent broker holds nothing up."""
+        """End the grace period. Half a second later, end the connections, so that a silent broker delays nothing."""
         self._on_stop()
         if self._dispatcher is not None:
             self._dispatcher.end_grace_period()
@@ -369,7 +369,7 @@ class RabbitConsumer(BackgroundWorker):
             self._session.link.drop()
 
     def _on_stop(self) -> None:
-        """Take back what has not started, and wake :meth:`run`."""
+        """Take back unstarted deliveries, and wake :meth:`run`."""
         if self._dispatcher is not None:
             self._dispatcher.withdraw()
         if self._stop_event is not None:

@@ -1,6 +1,6 @@
 """Count the outcomes of deliveries, in memory and in Prometheus. SPEC(004 §8).
 
-The counters in memory begin at zero with every consumer, and belong to the event loop's thread.
+The counters in memory start at zero for each consumer, and are used only in the event loop's thread.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -29,18 +29,18 @@ class Counters:
     """The numbers of one consumer since it was created.
 
     Attributes:
-        queued: Queue depth when the consumer started, None before.
+        queued: Queue depth when the consumer started; None before.
         ack: Successfully processed.
-        requeued: Failed and put back.
-        dead_lettered: Failed, and given to the dead-letter exchange or moved to ``<queue>.dead`` (or discarded, with
+        requeued: Failed and returned to the queue.
+        dead_lettered: Failed, and sent to the dead-letter exchange or moved to ``<queue>.dead`` (or discarded, with
             ``without_dead_letters="discard"`` and no exchange).
         dropped: Past ``max_retries``, acknowledged without processing. Not a success, so not in ``ack``.
-        stale: Finished too late: their channel was gone and the broker has delivered them again.
+        stale: Finished too late: the channel was lost, and the broker delivers the message again.
         released: Received but not started when the consumer stopped, and returned to the queue.
-        abandoned: Still running when the grace period was over; they go back to the queue.
+        abandoned: Still running at the end of the grace period; the message returns to the queue.
         fatal: Broke the syncer's contract: left unsettled, or counted in ``dead_lettered`` too.
-        postponed: Runs of the syncer without a result (``InfrastructureError``, ``Requeue``): the message is run again.
-        reconnects: Connections made after the first.
+        postponed: Runs of the syncer without a result (``InfrastructureError``, ``Requeue``): the message runs again.
+        reconnects: Connections after the first one.
     """
 
     queued: int | None = None
@@ -61,19 +61,19 @@ class Counters:
         return self.requeued + self.dead_lettered
 
     def as_dict(self) -> dict[str, int | None]:
-        """Every number by its name, ``nack`` included."""
+        """Return every number by its name, including ``nack``."""
         return asdict(self) | {"nack": self.nack}
 
 
 class DeliveryStats:
-    """Counts into a :class:`Counters` and into Prometheus at once."""
+    """Counts in both a :class:`Counters` and Prometheus."""
 
     __slots__ = ("_children", "count", "queue")
 
     def __init__(self, queue: str) -> None:
         self.count = Counters()
         self.queue = queue
-        # labels() looks up under a lock: once here, not once per message.
+        # labels() takes a lock, so call it here and not for each message.
         self._children = {
             outcome: registry.RABBIT_MESSAGES_TOTAL.labels(queue, outcome.value) for outcome in DeliveryOutcome
         }
@@ -84,7 +84,7 @@ class DeliveryStats:
         self._children[outcome].inc(number)
 
     def started(self, depth: int) -> None:
-        """Keep the queue depth found at the start."""
+        """Record the queue depth at the start."""
         self.count.queued = depth
         set_gauge(registry.RABBIT_QUEUED_AT_START, self.queue, value=depth)
 
@@ -93,5 +93,5 @@ class DeliveryStats:
         count(registry.RABBIT_CONNECTION_EVENTS_TOTAL, self.queue, event)
 
 
-# An outcome without a field would fail at the first message: fail at import instead.
+# An outcome without a field would fail at its first message. Fail at import instead.
 assert {outcome.value for outcome in DeliveryOutcome} <= {field.name for field in fields(Counters)}  # noqa: S101

@@ -1,4 +1,4 @@
-"""What a message of a dead-letter queue says about its death. Pure, and tolerant of headers that a publisher wrote."""
+"""Read how a message of a dead-letter queue died. Pure, and tolerant of headers that a publisher wrote."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,16 +17,16 @@ class DeadDelivery:
     """One message of a dead-letter queue.
 
     Attributes:
-        position: Its place from the front, from 1.
-        source: The queue it died in, if it says.
-        reason: ``rejected``, ``expired``, ``maxlen`` or ``delivery_limit``; of a message that a consumer moved to
-            ``<queue>.dead`` the type of the error, or why it was given up.
-        count: How often it died of that there.
-        exchange: Where it was published before it died.
+        position: Position in the queue, counted from 1 at the front.
+        source: The queue it died in; empty if unknown.
+        reason: ``rejected``, ``expired``, ``maxlen`` or ``delivery_limit``. For a message that a consumer moved to
+            ``<queue>.dead``: the type of the error, or else the reason of the move.
+        count: Number of deaths for this reason in this queue.
+        exchange: The exchange it was published to before it died.
         routing_key: The key it was published with.
-        headers: Names of its headers. Their values may be personal data.
+        headers: Names of its headers, without the values: those may be personal data.
         deaths: All its deaths, the newest first.
-        body: Its content. Not part of ``repr()``.
+        body: The content. Not part of ``repr()``.
     """
 
     position: int
@@ -52,9 +52,9 @@ class DeadDelivery:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryFilter:
-    """Selects messages of a dead-letter queue. A field that is None does not matter.
+    """Selects messages of a dead-letter queue. A field that is None accepts every value.
 
-    There is no filter by position: by the time of the action another message may be there.
+    There is no filter by position, because another message may be at that position by the time of the action.
     """
 
     message_id: str | None = None
@@ -74,21 +74,21 @@ EVERYTHING: Final = DeliveryFilter()
 
 
 def source_queue(headers: object, dead_letter_queue: str) -> str | None:
-    """Return the queue in which a message of a dead-letter queue died last, or None when it does not say."""
+    """Return the queue in which a message of a dead-letter queue died last; None if unknown."""
     moved = read_move_record(headers, dead_letter_queue)
     name = _newest_death(headers).get("queue") if moved is None else moved.queue
     return name if isinstance(name, str) and name and len(name.encode()) <= _LONGEST_NAME_BYTES else None
 
 
 def original_key(headers: object) -> str | None:
-    """Return the routing key with which a message was in the queue it died in, or None when it does not say."""
+    """Return the routing key that a message had in the queue it died in; None if unknown."""
     keys = _newest_death(headers).get("routing-keys")
     key = keys[0] if isinstance(keys, list) and keys else None
     return key if isinstance(key, str) and len(key.encode()) <= _LONGEST_NAME_BYTES else None
 
 
 def describe(position: int, message: Fetched, queue: str) -> DeadDelivery:
-    """Return what is known about a message of the dead-letter queue ``queue``."""
+    """Describe a message of the dead-letter queue ``queue``."""
     headers = message.headers if isinstance(message.headers, Mapping) else {}
     newest = _newest_death(headers)
     count, keys = newest.get("count"), newest.get("routing-keys")

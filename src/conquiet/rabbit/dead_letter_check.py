@@ -1,7 +1,7 @@
-"""Ask the management API whether a queue has a dead-letter exchange that leads to a queue.
+"""Check with the management API whether a queue has a dead-letter exchange that leads to a queue.
 
-Without one the broker discards what is rejected, and reports nothing. The consumer asks at its start if the user gave
-the address of the management API; see ``queue_arguments`` for what AMQP alone can report.
+Without one the broker discards rejected messages, and does not report it. The consumer checks at its start, if the
+address of the management API is set. See ``queue_arguments`` for the check by AMQP alone.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ _MAX_HOPS: Final = 10
 
 
 async def find_dead_letters(settings: "RabbitSettings", vhost: str, queue: str) -> bool | None:
-    """Return whether the queue has a dead-letter exchange, as the settings or the management API say; None: unknown.
+    """Return whether the queue has a dead-letter exchange, by the settings or the management API; None if unknown.
 
-    Warns of dead letters that return to the queue.
+    Log a warning if dead letters return to the queue.
 
     Raises:
-        RabbitError: ``require_dead_letter`` is set and there is no exchange, or the API does not say.
+        RabbitError: ``require_dead_letter`` is set, and there is no exchange or the API does not describe the queue.
     """
     known, url = settings.dead_letter, settings.management_url
     if url is not None:
@@ -60,7 +60,7 @@ async def find_dead_letters(settings: "RabbitSettings", vhost: str, queue: str) 
 
 
 def report_missing_dead_letters(queue: str, *, moves: bool, known: bool) -> None:
-    """Log at the start what becomes of failed messages, where no dead-letter exchange is known."""
+    """Log at the start where failed messages go, because no dead-letter exchange is known."""
     if moves:
         logger.info(
             "no dead-letter exchange is known for the queue: a message that fails twice is moved to another queue",
@@ -81,10 +81,10 @@ def report_missing_dead_letters(queue: str, *, moves: bool, known: bool) -> None
 
 
 def describe_queue(management_url: str, vhost: str, queue: str) -> Any:
-    """Return the management API's description of a queue. Blocks: call it off the event loop.
+    """Return the management API's description of a queue. Blocks: call it outside the event loop.
 
     Raises:
-        RabbitError: No answer, or a refusal. The text has no credentials.
+        RabbitError: No reply, or a refusal. The text has no credentials.
     """
     try:
         return RabbitApi(management_url).queue(vhost, queue)
@@ -109,7 +109,7 @@ async def _in_thread(ask: Callable[..., T], *args: Any) -> T:
         result, error = None, None
         try:
             result = ask(*args)
-        except BaseException as raised:  # noqa: BLE001 - raised in the task that asked
+        except BaseException as raised:  # noqa: BLE001 - raised again in the waiting task
             error = raised
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(report, result, error)
@@ -119,7 +119,7 @@ async def _in_thread(ask: Callable[..., T], *args: Any) -> T:
 
 
 def _comes_back(url: str, vhost: str, queue: str, description: Any) -> bool:
-    """Follow the dead letters from queue to queue, as far as they go by the default exchange."""
+    """Return whether dead letters return to the queue. Follows them only through the default exchange."""
     for _ in range(_MAX_HOPS):
         following = dead_letter_queue(description)
         if following is None or following == queue:
@@ -132,10 +132,10 @@ def _comes_back(url: str, vhost: str, queue: str, description: Any) -> bool:
 
 
 def _leads_to_a_queue(url: str, vhost: str, queue: str, description: Any) -> bool:
-    """Return whether the queue has a dead-letter exchange that leads anywhere. Blocks.
+    """Return whether the queue has a dead-letter exchange that leads to a queue. Blocks.
 
-    An exchange that does not exist or has no binding discards what is dead-lettered, as the default exchange does with
-    a routing key that names no queue. Which bindings a routing key matches is not checked.
+    Dead letters are discarded if the exchange does not exist or has no binding, or if it is the default exchange and
+    the routing key names no queue. Whether a binding matches the routing key is not checked.
     """
     if not has_dead_letter_exchange(description):
         return False
@@ -147,7 +147,7 @@ def _leads_to_a_queue(url: str, vhost: str, queue: str, description: Any) -> boo
         elif target is not None:
             found = api.queue(vhost, target, missing_ok=True)
         else:
-            return True  # to the queue of the message's own routing key, which is usually this one
+            return True  # to the queue named by the message's routing key, usually this one
     except RabbitApiError as error:
         raise _not_described(url, queue, error) from error
     if not found:

@@ -1,7 +1,7 @@
-"""The headers of a message in ``<queue>.dead``: written by the consumer that moves it, read by a replay. Pure.
+"""Write and read the headers of a message in ``<queue>.dead``. The consumer writes them, a replay reads them. Pure.
 
-``x-conquiet-queue`` is believed only in the queue that belongs to it. Any publisher can write headers, and a replay
-must not be led to a queue that a publisher chose.
+``x-conquiet-queue`` is used only if its name plus ``.dead`` is the name of the dead-letter queue. Any publisher can
+write headers, and a publisher must not choose the target of a replay.
 """
 
 from collections.abc import Mapping
@@ -27,14 +27,14 @@ HEADERS: Final = (QUEUE, REASON, ERROR, TIME)
 
 @dataclass(frozen=True, slots=True)
 class MoveRecord:
-    """What a moved message says about its end.
+    """The headers of a moved message that describe the move.
 
     Attributes:
-        queue: The queue whose consumer gave it up.
-        reason: Why: ``refused``, ``retry limit``, or what could not be read or broke.
-        error: Type of the exception, empty when there was none.
-        time: When, in ISO 8601; empty when it does not say.
-        deaths: How often it was moved, over all replays.
+        queue: The queue it was moved from.
+        reason: ``refused``, ``retry limit``, or the reason why it could not be read or broke the contract.
+        error: Type of the exception; empty without one.
+        time: Time of the move in ISO 8601; empty if the header is missing.
+        deaths: Number of moves, over all replays.
     """
 
     queue: str
@@ -45,12 +45,12 @@ class MoveRecord:
 
 
 def dead_queue(queue: str) -> str:
-    """Return the name of the queue that holds what the consumer of ``queue`` gave up."""
+    """Return the name of the queue that holds the dead messages of ``queue``."""
     return queue + SUFFIX
 
 
 def read_move_record(headers: object, dead_letter_queue: str) -> MoveRecord | None:
-    """Return what the headers of a message in ``dead_letter_queue`` say; None if no consumer moved it there."""
+    """Read the record of the move from the headers of a message in ``dead_letter_queue``; None if it was not moved."""
     if not isinstance(headers, Mapping):
         return None
     queue = headers.get(QUEUE)
@@ -62,7 +62,7 @@ def read_move_record(headers: object, dead_letter_queue: str) -> MoveRecord | No
 
 
 def with_move_record(raw: bytes, queue: str, verdict: Verdict, now: datetime, without: tuple[str, ...]) -> bytes:
-    """Return the properties with which a message is moved: its own, and the facts of its end as headers."""
+    """Return the properties of a message to be moved: its own, plus the record of the move as headers."""
     properties = Properties(raw)
     error = verdict.error if isinstance(verdict, ContractBroken) else None
     facts: dict[str, Any] = {
@@ -76,7 +76,7 @@ def with_move_record(raw: bytes, queue: str, verdict: Verdict, now: datetime, wi
 
 
 def reason_of(verdict: Verdict) -> str:
-    """Return why a message was not processed: a constant of this package, or the text of ``DeadLetterNow``."""
+    """Return the reason why a message was not processed: a constant, or the text of ``DeadLetterNow``."""
     if isinstance(verdict, Unreadable | Rejected | ContractBroken | KeyFault):
         return verdict.reason
     return "retry limit" if isinstance(verdict, Exhausted) else "refused"

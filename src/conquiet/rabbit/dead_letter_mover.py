@@ -1,8 +1,8 @@
-"""Moves given-up messages to ``<queue>.dead``: published, confirmed, and only then acknowledged.
+"""Move failed messages to ``<queue>.dead``: publish, wait for the confirmation, and only then acknowledge.
 
-A crash between the confirm and the acknowledgement leaves the message in both queues: twice is the preferred loss.
-While the broker does not confirm, the delivery stays unsettled and the mover tries again with backoff. A queue that
-cannot be created ends the consumer with the message unsettled, because the alternative is to lose it.
+A crash between the confirmation and the acknowledgement leaves the message in both queues: a duplicate is preferred to
+a loss. Until the broker confirms, the delivery stays unsettled, and the mover retries with backoff. If the queue cannot
+be created, the consumer ends and the message stays unsettled, because the alternative is to lose it.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ logger = FactLogger(__name__)
 
 _REFUSED: Final = 403
 _DROPPED: Final = ("CC", "BCC", X_DELIVERY_COUNT, X_ACQUIRED_COUNT)
-"""Headers that are not kept: the first two would send copies to other queues, the others belong to the old queue."""
+"""Headers that are removed: the first two would send copies to other queues, the others count for the old queue."""
 _HOW_TO_KEEP: Final = (
     "give the queue a dead-letter exchange (a policy, or the argument x-dead-letter-exchange) and say "
     'dead_letter=True, create the queue {target} yourself, or accept the loss with without_dead_letters="discard"'
@@ -41,14 +41,14 @@ _HOW_TO_KEEP: Final = (
 
 
 class DeadLetterMover:
-    """Takes deliveries out of one queue for good.
+    """Moves deliveries of one queue to its dead-letter queue.
 
     Args:
         address: The broker.
         queue: The consumed queue.
         publisher: Publishes to ``<queue>.dead``; closed with the mover.
-        fail: Called once with the reason when messages cannot be moved.
-        backoff: How long to wait before a move is tried again.
+        fail: Called with the reason if messages cannot be moved.
+        backoff: Waiting times before retries of a move.
     """
 
     def __init__(
@@ -65,22 +65,22 @@ class DeadLetterMover:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def move(self, delivery: Delivery, verdict: Verdict) -> None:
-        """Begin to move a delivery. It is acknowledged when the broker has confirmed the copy."""
+        """Start to move a delivery. It is acknowledged when the broker has confirmed the copy."""
         task = asyncio.get_running_loop().create_task(self._move(delivery, verdict))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def drained(self) -> None:
-        """Wait until every move is over."""
+        """Wait until every move has ended."""
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
     def drop_connection(self) -> None:
-        """End the connection without the broker's answer: what is not confirmed yet stays in its queue."""
+        """End the connection without waiting for the broker. Unconfirmed messages stay in their queue."""
         self._publisher.drop()
 
     async def close(self) -> None:
-        """Abort what is not moved yet (it stays in its queue) and close the connection."""
+        """Cancel unfinished moves and close the connection. Their messages stay in their queue."""
         for task in self._tasks:
             task.cancel()
         await self.drained()
@@ -124,7 +124,7 @@ class DeadLetterMover:
         logger.warning("message moved", **facts)
 
     async def _ensure_queue(self) -> None:
-        """Use the queue that is there, whatever its type; else declare a durable one."""
+        """Use an existing queue of any type; else declare a durable one."""
         async with self._creating:
             if self._exists:
                 return
@@ -139,10 +139,10 @@ class DeadLetterMover:
         link = await _Declarer.open(self._address)
         try:
             await link.depth(self._target)
-        except QueueMissingError:  # which has closed the channel
+        except QueueMissingError:  # the broker has closed the channel
             await link.close_soon()
             link = await _Declarer.open(self._address)
-            assert isinstance(link, _Declarer)  # noqa: S101 - made by its own class
+            assert isinstance(link, _Declarer)  # noqa: S101 - open() returns the class it is called on
             await self._declare(link)
             logger.warning("queue declared for failed messages", queue=self._queue, to=self._target)
         finally:
@@ -162,13 +162,13 @@ class DeadLetterMover:
 
 
 class _ImpossibleError(Exception):
-    """Trying again would not help. Its text says what the operator can do."""
+    """A retry would not help. The text names the remedies."""
 
 
 class _Declarer(Link):
     @property
     def refusal(self) -> int | None:
-        """The number the broker closed the channel with."""
+        """The reply code with which the broker closed the channel."""
         return self.lost.result().code if self.lost.done() else None
 
     async def declare_durable(self, queue: str) -> None:

@@ -1,12 +1,12 @@
-"""The messages of a dead-letter queue: list, show, replay and discard them.
+"""List, show, replay and discard the messages of a dead-letter queue.
 
 A replay publishes each message to its source queue, waits for the confirmation and only then acknowledges it in the
-dead-letter queue. A crash in between leaves it in both: a duplicate is the preferred loss.
+dead-letter queue. A crash in between leaves it in both: a duplicate is preferred to a loss.
 
-AMQP cannot read a message without taking it. What is not acknowledged is released at the end, and the broker puts it
-where it was, marked as redelivered. (A quorum queue puts it behind what was released before, so the order may change.)
-A quorum queue deletes what is released beyond its delivery limit, see ``conquiet.rabbit.peek_safety`` and
-docs/decisions/0023.
+AMQP cannot read a message without taking it. Unacknowledged messages are released at the end, and the broker puts them
+back in their place, marked as redelivered. (A quorum queue puts a message behind the ones released before, so the order
+may change.) A quorum queue deletes a message that is released more often than its delivery limit; see
+``conquiet.rabbit.peek_safety`` and docs/decisions/0023.
 """
 
 import asyncio
@@ -44,9 +44,9 @@ from conquiet.rabbit.taken_messages import TakenMessages
 
 logger = FactLogger(__name__)
 
-# How often it was delivered, and the other queues it was routed to: those have their copies.
+# The counts of deliveries, and the other queues it was routed to: those queues have their copies.
 _COUNTS: Final = ("CC", "BCC", X_DELIVERY_COUNT, X_ACQUIRED_COUNT)
-# What the broker wrote about the earlier life. Kept, it would make the retry limit drop the message at once.
+# Headers about earlier deaths. If they were kept, the retry limit would drop the message at its first delivery.
 _HISTORY: Final = (
     *_COUNTS,
     X_DEATH,
@@ -58,18 +58,18 @@ _HISTORY: Final = (
 class RabbitDeadLetters:
     """The messages of one dead-letter queue.
 
-    Reading messages, and selecting some of them (AMQP takes all, and the others are released), raises
-    :class:`~conquiet.rabbit.peek_safety.PeekUnsafeError` before any is taken if the queue counts a release toward its
+    Calls that read messages or select some of them have to take messages and release them. They raise
+    :class:`~conquiet.rabbit.peek_safety.PeekUnsafeError`, before any is taken, if the queue counts a release toward its
     delivery limit and ``count_a_delivery`` does not allow that, or if a release would delete messages.
 
     Args:
         url: As for ``RabbitConsumer``.
         queue: The dead-letter queue.
         management_url: ``http://user:password@host:15672``: the management API, which knows the queue's delivery limit.
-            None: AMQP alone shows whether the queue may have one.
-        count_a_delivery: Release messages also to a quorum queue that counts it. A message that the next release might
-            delete stops the call.
-        timeout_s: Longest wait for each answer of the broker.
+            None: use AMQP alone, which shows only whether the queue may have one.
+        count_a_delivery: Allow releases to a quorum queue that counts them. The call stops at a message that its next
+            release might delete.
+        timeout_s: Longest wait for each reply of the broker.
         ssl_context: For ``amqps``.
         clock: Replaced in tests.
     """
@@ -95,7 +95,7 @@ class RabbitDeadLetters:
         self._address = Address(self._urls, ssl_context=ssl_context, timeout_s=timeout_s, name="conquiet.dead-letters")
 
     async def list(self, *, limit: int | None = None, where: DeliveryFilter = EVERYTHING) -> Sequence[DeadDelivery]:
-        """Return the first ``limit`` selected messages, None for all; they stay where they are."""
+        """Return the first ``limit`` selected messages, or all if it is None. They stay in the queue."""
         found: list[DeadDelivery] = []
 
         def visit(one: DeadDelivery) -> bool:
@@ -107,7 +107,7 @@ class RabbitDeadLetters:
         return found
 
     async def show(self, dead_id: str) -> DeadDelivery | None:
-        """Return the first message with this message id, else the one at this position; None if there is neither."""
+        """Return the first message with this message id, or else the message at this position; None without either."""
         by_id: list[DeadDelivery] = []
         by_position: list[DeadDelivery] = []
 
@@ -118,7 +118,7 @@ class RabbitDeadLetters:
                 by_position.append(one)
             return False
 
-        await self._walk(visit, enough=lambda: bool(by_id))  # one walk for both, as each may be counted
+        await self._walk(visit, enough=lambda: bool(by_id))  # one walk for both: each walk may count a delivery
         return next(iter(by_id + by_position), None)
 
     async def causes(self) -> Sequence[dict[str, Any]]:
@@ -129,9 +129,9 @@ class RabbitDeadLetters:
         ]
 
     async def discard(self, where: DeliveryFilter, *, dry_run: bool = False, limit: int | None = None) -> int:
-        """Delete the first ``limit`` selected messages that are there at the start. Returns how many.
+        """Delete the first ``limit`` selected messages of those that are there at the start. Return their number.
 
-        A dry run peeks, and returns how many would be deleted.
+        A dry run only reads, and returns the number that would be deleted.
         """
         if limit is not None:
             require_positive("limit", limit)
@@ -160,31 +160,33 @@ class RabbitDeadLetters:
     ) -> ReplayReport:
         """Put messages back into the queues they died in.
 
-        Each is put back under the routing key it was published with, and into no queue but its own: a copy for others
-        (``CC``) is not made again. Where the key is not the queue's name that takes an exchange, made for the time of
-        the replay (``conquiet.replay.*``); a user who may not make it is warned, see :attr:`ReplayReport.rekeyed`. What
-        is sent elsewhere (``to``) has that queue's name as its key.
+        Each message gets the routing key it was published with, and goes only to its source queue: copies for other
+        queues (``CC``) are not sent again. If the key differs from the queue's name, this needs an exchange
+        (``conquiet.replay.*``), which exists during the replay. If the user may not create it, the queue's name is
+        the key, and a warning is logged; see :attr:`ReplayReport.rekeyed`. With ``to``, the name of that queue is the
+        key.
 
-        Only as many as are there at the start: what fails again and comes back is left for another replay.
+        The replay ends after the number of messages that are there at the start. So a message that fails again and
+        returns is left for another replay.
 
-        What is not put back (not selected, or without a source) is taken and released. So a selection among the
-        messages of a quorum queue is refused as :meth:`list` is. A replay of all stops at a message without a source
-        that may not be released a second time.
+        Messages that are not put back (not selected, or without a source) are taken and released. So a selection among
+        the messages of a quorum queue is refused, as in :meth:`list`. A replay of all messages stops at a message
+        without a source that may not be released again.
 
         Args:
-            where: Which ones; ``DeliveryFilter()`` is all.
-            dry_run: Only count. It peeks, as :meth:`list` does.
-            rate_per_s: Most messages put back per second.
-            limit: Most messages put back, or left because they have no source.
-            to: Another queue. None reads it from each message: the ``x-death`` of the broker, or the
+            where: The messages to replay; ``DeliveryFilter()`` selects all.
+            dry_run: Only count. Messages are taken and released, as in :meth:`list`.
+            rate_per_s: Maximum number of messages put back per second.
+            limit: Maximum number of messages put back, or left because they have no source.
+            to: The target queue. None reads it from each message: from the broker's ``x-death``, or from the
                 ``x-conquiet-queue`` of a consumer that moved it to ``<queue>.dead``.
-            on_progress: Called with the report so far after every message.
+            on_progress: Called after every message with the report so far.
 
         Raises:
             PeekUnsafeError: Messages would be released to a queue that may delete them.
-            QueueMissingError: The dead-letter queue is not there.
-            PublishError: A message could not be put back; it is still in the dead-letter queue, from RabbitMQ 4.3 on
-                perhaps as a copy behind the others: a release might exceed the delivery limit of a quorum queue.
+            QueueMissingError: The dead-letter queue does not exist.
+            PublishError: A message could not be put back. It is still in the dead-letter queue. From RabbitMQ 4.3 on it
+                may be a copy behind the others, because a release might exceed the delivery limit of a quorum queue.
         """
         _check_arguments(to, limit, on_progress)
         throttle = Throttle(rate_per_s, self._clock)
@@ -193,7 +195,7 @@ class RabbitDeadLetters:
             replayable = sum(bool(to or one.source) for one in found)
             return ReplayReport(len(found), replayable, unreplayable=len(found) - replayable, dry_run=True)
         publisher = Publisher(self._urls, timeout_s=self._timeout_s, ssl_context=self._ssl_context)
-        async with AsyncExitStack() as cleanup:  # each step also when we are cancelled in another: last comes first
+        async with AsyncExitStack() as cleanup:  # runs every step, last first, even if one of them is cancelled
             replayer = _Replayer(self._queue, publisher, TemporaryExchanges(self._address))
             cleanup.push_async_callback(replayer.close)
             taken = await cleanup.enter_async_context(self._open())
@@ -233,7 +235,7 @@ class RabbitDeadLetters:
     async def _walk(
         self, visit: Callable[[DeadDelivery], bool], *, enough: Callable[[], bool], releases: bool = True
     ) -> None:
-        """Show the messages that are there now to ``visit``, from the front. It returns True for one to delete."""
+        """Call ``visit`` with each message of the queue, from the front. It returns True for a message to delete."""
         async with self._open() as taken:
             cost = await self._require_free(taken) if releases else FREE
             while not enough() and (message := await taken.next()) is not None:
@@ -265,7 +267,7 @@ class RabbitDeadLetters:
         return await find_peek_cost(taken.link, self._management_url, self._address.vhost, self._queue)
 
     async def _check_release(self, taken: TakenMessages, cost: PeekCost | None, message: Fetched) -> None:
-        """Raise if the message may not be released once more. A cost that was not needed so far is found out now."""
+        """Raise if the message may not be released again. If the cost is not known yet, determine it."""
         deliveries = delivery_count(message.headers)
         if deliveries:
             cost = await self._find_cost(taken) if cost is None else cost
@@ -273,7 +275,7 @@ class RabbitDeadLetters:
 
 
 def _check_arguments(to: object, limit: object, on_progress: object) -> None:
-    """Reject what would fail after a message was taken."""
+    """Reject arguments that would fail only after a message was taken."""
     if to is not None:
         require_name("to", to)
     if limit is not None:
@@ -299,7 +301,7 @@ class _Replayer:
             self._count_rekeyed(target)
 
     async def copy(self, message: Fetched) -> bool:
-        """Publish the message behind the others of its dead-letter queue, without its counts; False if that failed."""
+        """Append a copy without counts to the dead-letter queue. Return False if that failed."""
         properties = renewed_properties(message.properties, _COUNTS)
         try:
             await self._publisher.send_encoded(Encoded("", self._from, message.body, properties))
@@ -311,7 +313,7 @@ class _Replayer:
         await self._exchanges.close()
 
     async def _route(self, headers: object, target: str) -> tuple[str | None, str]:
-        """Return exchange and key; None for the exchange where the key is not the one it should be."""
+        """Return exchange and key. The exchange is None if the original key cannot be used."""
         if read_move_record(headers, self._from) is not None:
             return "", target
         key = original_key(headers)

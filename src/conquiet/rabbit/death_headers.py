@@ -1,7 +1,7 @@
-"""The retry limit guard: how often has the broker seen this message fail? Pure, and tolerant of anything.
+"""Count the failures of a message from the broker's headers, for the retry limit. Pure, and tolerant of any value.
 
-The header ``x-death`` is written by the broker, newest entry first, one entry for each pair of queue and reason. It may
-also be written by any publisher who likes, so every shape of it must be survived. SPEC(004 §2.1).
+The broker writes the header ``x-death``: newest entry first, one entry for each pair of queue and reason. Any publisher
+can write it too, so no shape of it may cause an error. SPEC(004 §2.1).
 """
 
 from collections.abc import Mapping
@@ -13,10 +13,9 @@ X_ACQUIRED_COUNT: Final = "x-acquired-count"  # RabbitMQ 4.3: deliveries to any 
 
 
 def retry_count(headers: object) -> int:
-    """Return ``headers['x-death'][0].count``, or 0 when there is no such thing.
+    """Return ``headers['x-death'][0].count``, or 0 if it is missing or malformed.
 
-    A missing or odd header counts as zero: taking a strange header for "exhausted" would drop a message that was never
-    tried, and that is the worse loss.
+    A malformed header that counted as "exhausted" would drop a message that was never tried. That is the worse loss.
     """
     deaths = headers.get(X_DEATH) if isinstance(headers, Mapping) else None
     if not isinstance(deaths, list) or not deaths:
@@ -26,7 +25,7 @@ def retry_count(headers: object) -> int:
 
 
 def delivery_count(headers: object) -> int | None:
-    """Return how often a quorum queue says it has taken this message back, None where it does not say."""
+    """Return how often the message was returned to its quorum queue, by the queue's count; None without a count."""
     value = headers.get(X_DELIVERY_COUNT) if isinstance(headers, Mapping) else None
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         return None
@@ -34,7 +33,7 @@ def delivery_count(headers: object) -> int | None:
 
 
 def is_exhausted(headers: object, max_retries: int | None) -> bool:
-    """Return whether the retry count exceeds ``max_retries``. Never, unless a limit is configured."""
+    """Return whether the retry count exceeds ``max_retries``; False without a limit."""
     return max_retries is not None and retry_count(headers) > max_retries
 
 

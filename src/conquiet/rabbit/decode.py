@@ -1,4 +1,4 @@
-"""Read the body of a delivery as a JSON object, or return the reason why not. Pure. SPEC(004 §2.2)."""
+"""Decode the body of a delivery as a JSON object, or return the reason of the failure. Pure. SPEC(004 §2.2)."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,10 +11,10 @@ DEFAULT_MAX_BYTES: Final = 1_048_576
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """This message can never be handled as it is: a failure of the message, not of the system.
+    """The message can never be handled. The message is at fault, not the system.
 
     Attributes:
-        reason: A constant of this package, never a piece of the message.
+        reason: A constant of this package, never a part of the message.
     """
 
     reason: str
@@ -30,7 +30,7 @@ _REASONS: Final = {
 
 
 def decode(body: bytes, max_bytes: int = DEFAULT_MAX_BYTES) -> dict[str, Any] | Unreadable:
-    """Parse ``body`` as one JSON object in UTF-8. The size is checked before a byte is parsed."""
+    """Parse ``body`` as one JSON object in UTF-8. The size is checked before parsing."""
     try:
         return decode_payload(body, max_bytes=max_bytes)
     except CodecError as error:

@@ -1,6 +1,6 @@
-"""One delivery, and the session it must be settled on.
+"""Represent one delivery, with the session on which it must be settled.
 
-A syncer gets only the message. :func:`current_delivery` gives it the rest, such as the AMQP property ``message_id``.
+A syncer receives only the message. :func:`current_delivery` returns the rest, such as the AMQP property ``message_id``.
 """
 
 from contextvars import ContextVar
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from conquiet.rabbit.link_session import Session
 
 CURRENT: Final[ContextVar["Delivery"]] = ContextVar("conquiet_rabbit_delivery")
-"""The delivery that the syncer is handling; set by the workers for each message."""
+"""The delivery that the syncer is handling. The workers set it for each message."""
 
 
 class Delivery:
     """A delivered message. ``repr`` shows neither headers nor body.
 
-    A plain class with slots and no ``__eq__``: one is made for each message, and sets of them go by identity.
+    A plain class with slots and no ``__eq__``: one object is created for each message, and sets compare by identity.
 
     Attributes:
-        tag: Its number on its channel.
+        tag: The delivery tag on its channel.
         queue: Name of the queue it was consumed from.
         redelivered: The broker's flag: perhaps delivered before.
-        body: The bytes as they came.
+        body: The bytes as received.
     """
 
     __slots__ = ("_properties", "_raw", "body", "redelivered", "session", "tag")
@@ -43,12 +43,12 @@ class Delivery:
 
     @property
     def headers(self) -> Any:
-        """The AMQP headers, None when there are none. Any publisher may have written them: trust no shape."""
+        """The AMQP headers; None without any. A publisher may have written any value: check types."""
         return self._decoded.headers
 
     @property
     def message_id(self) -> str | None:
-        """The AMQP property ``message_id``; None when the publisher gave none, or one that is not text."""
+        """The AMQP property ``message_id``; None if it is missing, empty or not text."""
         found = self._decoded.message_id
         return found if isinstance(found, str) and found else None
 
@@ -59,7 +59,7 @@ class Delivery:
 
     @property
     def raw_properties(self) -> bytes:
-        """The AMQP properties as they came."""
+        """The AMQP properties as received."""
         return self._raw
 
     @property
@@ -70,9 +70,9 @@ class Delivery:
 
     @property
     def facts(self) -> DeliveryFacts:
-        """What the settle policy needs to know.
+        """The facts that the settle policy needs.
 
-        Decoded again: the syncer may have changed the headers it got, which must not matter here.
+        The headers are decoded again, because the syncer may have changed the decoded ones.
         """
         headers = Properties(self._raw).headers
         counts_failures = isinstance(headers, dict) and X_ACQUIRED_COUNT in headers
@@ -83,12 +83,12 @@ class Delivery:
 
 
 def current_delivery() -> Delivery:
-    """Return the delivery whose message the calling syncer is handling.
+    """Return the delivery of the message that the calling syncer is handling.
 
-    Works in the syncer itself, in tasks it starts and in ``asyncio.to_thread``.
+    Works in the syncer, in tasks that it starts and in ``asyncio.to_thread``.
 
     Raises:
-        LifecycleError: Nothing is being handled here.
+        LifecycleError: No message is being handled here.
     """
     try:
         return CURRENT.get()
@@ -97,7 +97,7 @@ def current_delivery() -> Delivery:
 
 
 def cause_named_by(delivery: Delivery | None) -> tuple[str, str] | None:
-    """Return queue and id of a delivery, for what its handler emits; None if its publisher gave no id."""
+    """Return queue and id of a delivery, as the cause of emitted messages; None if its publisher set no id."""
     message_id = None if delivery is None else delivery.message_id
     return None if delivery is None or message_id is None else (delivery.queue, message_id)
 

@@ -1,9 +1,11 @@
-"""Give deliveries to the workers, and carry out the disposition of each. Knows no connections.
+"""Pass deliveries to the workers, and carry out the disposition of each. Does not use connections.
 
-deliveries ──▶ outage ──▶ workers ──verdict──▶ decide ──▶ acknowledge, requeue, dead-letter: the session
-▲          │                    ├─────▶ move to <queue>.dead: the mover
-└──────────┘                    └─────▶ STOP: nothing new starts, the message stays unsettled
-no result: run again
+    deliveries ──▶ outage ──▶ workers ──verdict──▶ decide ──▶ acknowledge, requeue, dead-letter: by the session
+                     ▲           │                   ├──────▶ move to <queue>.dead: by the mover
+                     └───────────┘                   └──────▶ STOP: nothing new starts, the message stays unsettled
+                       no result
+
+A message without a result runs again, and is counted as postponed.
 """
 
 import asyncio
@@ -40,19 +42,19 @@ _INTERRUPTIONS: Final = (Unavailable, Postponed)
 
 
 class Dispatcher:
-    """The deliveries of one consumer, over all its links. Made inside the event loop.
+    """Handles the deliveries of one consumer, over all its links. Created inside the event loop.
 
     Args:
         syncer: Handles the messages.
         pipeline: Prepares them.
         settings: The consumer's settings.
-        address: The broker, for messages that are moved.
-        stats: Where deliveries are counted; it knows the queue's name.
+        address: The broker, for moved messages.
+        stats: Counts deliveries, and has the queue's name.
         fail: Ends the consumer with an error. Called in the loop's thread.
 
     Attributes:
-        policy: Decides about deliveries of the current link.
-        moves: Whether failed messages of the current link are moved by the consumer.
+        policy: The settle policy for deliveries of the current link.
+        moves: True if the consumer moves failed messages of the current link to ``<queue>.dead``.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class Dispatcher:
 
     @property
     def is_paused(self) -> bool:
-        """Whether consumption is paused because a server that the syncer needs is unavailable."""
+        """True while consumption is paused because a server that the syncer needs is unavailable."""
         return self._outage.is_paused
 
     def start(self) -> None:
@@ -97,7 +99,7 @@ class Dispatcher:
     def submit(self, deliveries: list[Delivery]) -> None:
         """Accept deliveries from the broker."""
         if self._halted:
-            # Kept until the consumer is cancelled: returned earlier, they would be delivered here again.
+            # Kept until the consumer is cancelled: the broker would deliver them here again.
             self._unstarted += deliveries
         else:
             self._outage.submit(deliveries)
@@ -109,35 +111,35 @@ class Dispatcher:
         self._notify_finished = on_finished
 
     def link_lost(self) -> None:
-        """Record that the link of all deliveries so far is lost."""
+        """Handle the loss of the link of all deliveries so far."""
         self._outage.link_lost()
 
     def halt(self) -> None:
-        """Start nothing from now on. Only assigns: for any thread, and for a signal handler."""
+        """Start no message from now on. Only assigns, so any thread and a signal handler may call it."""
         self._halted = True
         self._workers.halt()
 
     def withdraw(self) -> None:
-        """Take back from the workers what has not started, to be returned to the queue later."""
+        """Take unstarted deliveries back from the workers, to return them to the queue later."""
         self._unstarted += self._outage.take_unstarted()
 
     def return_unstarted(self) -> None:
-        """Return to the queue what has not started."""
+        """Return unstarted deliveries to the queue."""
         self.withdraw()
         unstarted, self._unstarted = self._unstarted, []
         for delivery in unstarted:
             delivery.session.release(delivery)
 
     def owns_current_task(self) -> bool:
-        """Return whether the caller is the syncer itself: it cannot wait for its own end."""
+        """Return whether the syncer is calling: it cannot wait for its own end."""
         return self._workers.owns_current_task()
 
     def abandon(self) -> None:
-        """End all workers without waiting, and count what they leave behind."""
+        """End all workers without waiting, and count the deliveries that they abandon."""
         self._stats.add(DeliveryOutcome.ABANDONED, self._workers.abandon())
 
     def end_grace_period(self) -> None:
-        """Let :meth:`drain` wait no longer."""
+        """End the wait of :meth:`drain`."""
         self._grace_s = 0.0
         if self._grace is not None:
             self._grace.reschedule(0.0)
@@ -165,7 +167,7 @@ class Dispatcher:
     def _on_finished(self, delivery: Delivery, report: RunResult) -> None:
         try:
             if report is DONE:
-                # Shortcut: decide() gives the same, but would need the headers decoded.
+                # Shortcut: decide() returns the same, but needs decoded headers.
                 delivery.session.acknowledge(delivery)
                 self._outage.finished(delivery)
             elif isinstance(report, _INTERRUPTIONS):
@@ -179,7 +181,7 @@ class Dispatcher:
                 self._outage.finished(delivery)
             self._notify_finished(delivery)
         except Exception as error:  # noqa: BLE001
-            # A bug of this library. The delivery stays unsettled: twice is the preferred loss.
+            # A bug of this library. The delivery stays unsettled: a duplicate is preferred to a loss.
             logger.failure(logging.ERROR, "a delivery could not be settled", error, queue=self._queue)
             failure = RabbitError("conquiet could not settle a delivery; please report this", queue=self._queue)
             failure.__cause__ = error
@@ -208,8 +210,9 @@ class Dispatcher:
             self._break_off(verdict, place)
 
     def _break_off(self, verdict: Verdict, place: str) -> None:
-        """End the consumer with the verdict: nothing starts from here on."""
-        # If two break, an outage is likelier than two poison messages: a process dead-letters one at most.
+        """End the consumer with the verdict as its error."""
+        # If two messages break the contract, an outage is likelier than two poison messages. So a process dead-letters
+        # at most one of them.
         self.policy = replace(self.policy, poison_guard=False)
         reason = getattr(verdict, "reason", type(verdict).__name__)
         if isinstance(verdict, KeyFault):
