@@ -1,13 +1,13 @@
-"""Deliveries cut out of the byte stream, and acknowledgements put into it. Pure.
+"""Read deliveries from the byte stream, and encode acknowledgements. Pure.
 
-AMQP sends a delivery in frames: a method, a header with the properties, the body in none, one or many pieces. The
-client library builds a handful of objects for each of them, and that was more than half of our processor time. So the
-frames of deliveries are read here. Every other frame is handed to the library as it came, in its place in the order.
+AMQP sends a delivery in frames: a method, a header with the properties, and the body in zero or more frames. The client
+library creates several objects for each frame, which took more than half of the processor time. So the frames of
+deliveries are read here. Every other frame is passed to the library unchanged and in order.
 
-    method ``deliver`` ──▶ header ──▶ body, until all of it is there ──▶ an Arrival
+    method ``deliver`` ──▶ header ──▶ body, until it is complete ──▶ an Arrival
             │                            │
-            │                            └─ a method frame in between (the channel closes): what was begun is dropped
-            └─ any other frame, on any channel: not ours, passed on whole
+            │                            └─ a method frame in between (the channel closes): drop the partial delivery
+            └─ any other frame, on any channel: passed on unchanged
 
 See docs/decisions/0020.
 """
@@ -29,7 +29,7 @@ _DELIVER: Final = spec.Basic.Deliver.INDEX
 _ACK: Final = spec.Basic.Ack.INDEX
 _REJECT: Final = spec.Basic.Reject.INDEX
 
-_head = Struct(">BHI").unpack_from  # type, channel, size of what follows
+_head = Struct(">BHI").unpack_from  # type, channel, size of the payload
 _index = Struct(">I").unpack_from  # class and method as one number
 _tag_and_flag = Struct(">QB").unpack_from
 _body_size = Struct(">Q").unpack_from
@@ -39,19 +39,19 @@ _ACK_SIZE: Final = 13  # index, tag, flag
 
 
 Arrival = tuple[int, bool, bytes, bytes]
-"""One delivery as it came: its tag, the flag ``redelivered``, the properties from their flags on, the body."""
+"""One delivery as received: its tag, the flag ``redelivered``, the encoded properties, the body."""
 
 
 class BrokenStreamError(Exception):
-    """The bytes are not AMQP any more. Nothing that follows can be trusted: the connection has to go."""
+    """The bytes are not valid AMQP. No later byte can be trusted, so the connection must be closed."""
 
 
 class FrameCutter:
-    """Cuts what the broker sends into the deliveries of one channel and the frames of everything else.
+    """Splits the byte stream of the broker into the deliveries of one channel and all other frames.
 
     Args:
-        channel: The number of the channel whose deliveries are wanted.
-        frame_max: Largest frame that was agreed on; 0 is no limit.
+        channel: The number of the channel to read deliveries from.
+        frame_max: The negotiated maximum size of a frame in bytes; 0 for no limit.
     """
 
     __slots__ = ("_channel", "_frame_max", "_missing", "_pieces", "_properties", "_redelivered", "_rest", "_tag")
@@ -60,8 +60,8 @@ class FrameCutter:
         self._channel = channel
         self._frame_max = frame_max
         self._rest = b""
-        # The delivery that has begun: its tag (0 when there is none, the broker counts from 1), then its properties,
-        # then how much of its body is still to come.
+        # The partial delivery: its tag (0 without one, the broker counts from 1), then its properties, then the number
+        # of bytes that its body still lacks.
         self._tag = 0
         self._redelivered = False
         self._properties: bytes | None = None
@@ -69,10 +69,10 @@ class FrameCutter:
         self._pieces: list[bytes] = []
 
     def feed(self, data: bytes) -> list[list[Arrival] | bytes]:
-        """Take what came from the socket; return what is complete, in order: runs of deliveries, and other frames.
+        """Accept bytes from the socket. Return the complete parts in order: runs of deliveries, and other frames.
 
         Raises:
-            BrokenStreamError: This is not a sequence of frames.
+            BrokenStreamError: The bytes are not a sequence of frames.
         """
         if self._rest:
             data = self._rest + data
@@ -102,11 +102,11 @@ class FrameCutter:
         return parts
 
     def _take(self, kind: int, data: bytes, start: int, end: int, run: list[Arrival]) -> bool:
-        """Use a frame of our channel if it belongs to a delivery."""
+        """Read a frame of the channel. Return False if it is not part of a delivery."""
         if kind == _BODY:
             if self._properties is None:
                 return False
-            if end - start == self._missing and not self._pieces:  # one frame, as nearly always
+            if end - start == self._missing and not self._pieces:  # one frame: nearly every message
                 self._finish(data[start:end], run)
             else:
                 self._take_body(data[start:end], run)
@@ -149,22 +149,22 @@ class FrameCutter:
 
 
 def pack_acks(channel: int, up_to: int | None, singles: tuple[int, ...] = ()) -> bytes:
-    """Return the frames that acknowledge everything up to a tag (None: nothing), then single tags above it."""
+    """Return the frames that acknowledge all deliveries up to a tag (None: none), then single tags above it."""
     frames = [] if up_to is None else [_pack_ack(_METHOD, channel, _ACK_SIZE, _ACK, up_to, 1, _END)]
     frames += [_pack_ack(_METHOD, channel, _ACK_SIZE, _ACK, tag, 0, _END) for tag in singles]
     return b"".join(frames)
 
 
 def pack_reject(channel: int, tag: int, *, requeue: bool) -> bytes:
-    """Return the frame that rejects one tag. It is built as an acknowledgement is."""
+    """Return the frame that rejects one tag. It has the layout of an acknowledgement."""
     return _pack_ack(_METHOD, channel, _ACK_SIZE, _REJECT, tag, requeue, _END)
 
 
 def read_frame(data: bytes) -> tuple[int, Any]:
-    """Do as pika's ``decode_frame``, but leave the properties of a message undecoded.
+    """Decode a frame like pika's ``decode_frame``, but leave the properties of a message undecoded.
 
-    For what is fetched and what is returned, which pika puts together: it decodes them while it reads the frame, and
-    one header that it cannot read would end the connection, with every message behind it out of reach.
+    pika assembles fetched and returned messages, and decodes their properties while it reads the frame. One header that
+    it cannot decode would end the connection, and the messages behind it could never be read.
     """
     if len(data) < _content_header.size or data[0] != _HEADER:
         return pika_frames.decode_frame(data)  # type: ignore[no-any-return]  # pika has no types
@@ -173,5 +173,5 @@ def read_frame(data: bytes) -> tuple[int, Any]:
     if end > len(data):
         return 0, None
     if data[end - 1] != _END:
-        return pika_frames.decode_frame(data)  # type: ignore[no-any-return]  # which says what is wrong with it
+        return pika_frames.decode_frame(data)  # type: ignore[no-any-return]  # raises an error with the reason
     return end, pika_frames.Header(channel, body_size, Properties(data[_content_header.size : end - 1]))

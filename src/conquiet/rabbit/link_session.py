@@ -1,4 +1,4 @@
-"""Settle the deliveries of one link. A new link is a new session; earlier deliveries are never settled on it."""
+"""Settle the deliveries of one link. A new link gets a new session, and never settles earlier deliveries."""
 
 import asyncio
 
@@ -11,16 +11,16 @@ from conquiet.rabbit.settle import Disposition
 
 
 class Session:
-    """Binds every delivery to the channel it came from.
+    """Settles each delivery on the channel that delivered it.
 
     Acknowledgements are gathered until the next iteration of the loop, or until half of the prefetch window is
-    finished, and then sent as one multiple-ack where the window allows it. If the process dies in between, those
-    messages are delivered again, as after any crash.
+    finished, and then sent together, as a multiple-ack where ``AckWindow`` allows it. If the process dies in between,
+    those messages are delivered again, as after any crash.
 
     Args:
-        link: Where they came from.
-        stats: Where they are counted.
-        prefetch: How many unsettled ones the broker sends.
+        link: The link of the deliveries.
+        stats: Counts the deliveries.
+        prefetch: Maximum number of unsettled deliveries.
     """
 
     __slots__ = ("_flush_at", "_flush_scheduled", "_loop", "_stats", "_window", "link", "made_progress")
@@ -32,7 +32,7 @@ class Session:
         self._window = AckWindow()
         self._loop = asyncio.get_running_loop()
         self._flush_scheduled = False
-        # Half of the window: the broker can send the next half while we work on this one.
+        # Half of the window: the broker can send the next half while this one is processed.
         self._flush_at = max(1, prefetch // 2)
 
     @property
@@ -42,11 +42,11 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """Whether a disposition would still reach the broker."""
+        """True while dispositions can be sent to the broker."""
         return self.link.is_open
 
     def received(self, arrivals: list[Arrival]) -> list[Delivery]:
-        """Enter deliveries into the window."""
+        """Add received deliveries to the window, and return them as objects."""
         self._window.arrived([arrival[0] for arrival in arrivals])
         return [Delivery(self, *arrival) for arrival in arrivals]
 
@@ -59,7 +59,7 @@ class Session:
             self._loop.call_soon(self._scheduled_flush)
 
     def settle(self, delivery: Delivery, disposition: Disposition) -> None:
-        """Carry out a disposition. On a lost link nothing is sent, and it is counted as stale."""
+        """Carry out a disposition. On a lost link nothing is sent, and the delivery is counted as stale."""
         tag = delivery.tag
         if disposition is Disposition.ACK:
             self.acknowledge(delivery)
@@ -76,15 +76,15 @@ class Session:
                 self._stats.add(DeliveryOutcome.FATAL)  # both happened
 
     def moved(self, delivery: Delivery) -> None:
-        """Acknowledge a delivery whose copy in ``<queue>.dead`` is confirmed."""
+        """Acknowledge a delivery after its copy in ``<queue>.dead`` is confirmed."""
         self._settle_now(delivery.tag, DeliveryOutcome.DEAD_LETTERED, sent=self.link.ack(singles=(delivery.tag,)))
 
     def skip(self, delivery: Delivery) -> None:
-        """Leave a delivery unstarted whose link was lost while it waited for its turn."""
+        """Count an unstarted delivery as stale: its link was lost while it waited."""
         self._settle_now(delivery.tag, DeliveryOutcome.STALE, sent=False)
 
     def release(self, delivery: Delivery) -> None:
-        """Return a delivery that was not started to the queue."""
+        """Return an unstarted delivery to the queue."""
         self._settle_now(delivery.tag, DeliveryOutcome.RELEASED, sent=self.link.nack_requeue(delivery.tag))
 
     def flush(self) -> None:
@@ -94,8 +94,8 @@ class Session:
             return
         sent = self.link.ack(up_to=acks.up_to, singles=acks.singles)
         self.made_progress = self.made_progress or sent
-        # On a link that breaks halfway some acks may have arrived. They are counted as stale all the same: the
-        # broker decides by what it got, and a message that comes again is not a success yet.
+        # If the link is lost halfway, some acks may have arrived. All are counted as stale, because the broker may
+        # deliver each message again, and then it is not a success yet.
         self._stats.add(DeliveryOutcome.ACK if sent else DeliveryOutcome.STALE, acks.count)
 
     def _scheduled_flush(self) -> None:

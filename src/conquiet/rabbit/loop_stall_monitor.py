@@ -1,21 +1,22 @@
-"""Notice that the event loop stood still: a coroutine blocked it, and no heartbeat could be sent.
+"""Detect that a coroutine blocked the event loop, so that no heartbeat could be sent.
 
-Rejected: a second thread that writes heartbeats. It would write into the middle of another frame, and keep alive a
-process that may be stuck. The connection is lost, nothing is settled twice, and the log says why.
+Rejected: a second thread that writes heartbeats. It could write into the middle of another frame, and it would keep the
+connection of a stuck process open. Instead the connection is lost, no message is settled twice, and the log has the
+reason.
 """
 
 import asyncio
 from collections.abc import Callable
 from typing import Final
 
-_CHECKS: Final = 4  # in each interval
+_CHECKS: Final = 4  # per interval
 
 
 class LoopStallMonitor:
-    """Reports every stretch in which the event loop ran no callback for too long.
+    """Reports each time that the event loop ran no callback for too long.
 
     Args:
-        on_stall: Called with the length of the stretch in seconds.
+        on_stall: Called with the duration in seconds.
     """
 
     def __init__(self, on_stall: Callable[[float], None]) -> None:
@@ -25,7 +26,7 @@ class LoopStallMonitor:
         self._checked_at = 0.0
 
     def start(self, longest_s: float) -> None:
-        """Report stretches of ``longest_s`` and more from now on; 0 reports none."""
+        """Report stalls of ``longest_s`` and more from now on; 0 reports none."""
         self.stop()
         self._longest_s = longest_s
         if longest_s > 0:

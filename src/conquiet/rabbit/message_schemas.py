@@ -1,7 +1,7 @@
-"""The registry of accepted schemas, each with its own validation. Pure.
+"""Register the accepted schemas, and validate messages by them. Pure.
 
 ``proca:action:2`` and ``proca:event:2`` are built in. Others are registered with a function, a pydantic model or a
-msgspec struct. What the validation returns is what the syncer gets.
+msgspec struct. The syncer receives the result of the validation.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,9 +29,9 @@ class Schema:
 
     Attributes:
         name: Value of the message's field ``schema``.
-        validate: Returns what the syncer gets, raises for a message that does not fit. May be None.
+        validate: Returns the object for the syncer; raises for a message that does not fit. None accepts all.
         normalize: Runs after a built-in validation; pure.
-        decrypts: Whether ``personalInfo`` of this kind is opened when a key store is configured.
+        decrypts: Decrypt ``personalInfo`` if a key store is configured.
     """
 
     name: str
@@ -47,10 +47,10 @@ _BUILT_IN: Final = (
 
 
 class SchemaRegistry:
-    """The schemas one consumer accepts.
+    """The schemas that one consumer accepts.
 
     Args:
-        built_in: Start with the two schemas of the original. False starts empty.
+        built_in: Include the two schemas of the original. False starts empty.
     """
 
     __slots__ = ("_default", "_schemas")
@@ -60,16 +60,16 @@ class SchemaRegistry:
         self._default: Schema | None = None
 
     def register(self, name: str, model: Any = None) -> Self:
-        """Accept messages whose field ``schema`` is ``name``.
+        """Accept messages with ``name`` in their field ``schema``.
 
         Args:
             name: The schema's name.
             model: A pydantic model, a msgspec struct (or any type msgspec can convert to), or a function that takes
-                the decoded object and returns what the syncer gets; whatever it raises refuses the message.
-                None accepts every object of that name.
+                the decoded object and returns the object for the syncer. Any exception from it refuses the message.
+                None accepts every object with this name.
 
         Raises:
-            ConfigurationError: The name is taken, or ``model`` is none of these.
+            ConfigurationError: The name is already registered, or ``model`` has another type.
         """
         require_text("schema name", name)
         if name in self._schemas:
@@ -78,18 +78,18 @@ class SchemaRegistry:
         return self
 
     def register_default(self, model: Any = None) -> Self:
-        """Accept messages that have no field ``schema`` at all, validated by ``model`` as in :meth:`register`."""
+        """Accept messages without a field ``schema``. ``model`` validates them as in :meth:`register`."""
         if self._default is not None:
             raise ConfigurationError("a schema for messages without a name is registered already")
         self._default = Schema("", _validator(model))
         return self
 
     def find(self, message: Mapping[str, Any]) -> Schema | Unreadable:
-        """Return the schema that the message names, or ``Unreadable`` when it is not one of ours."""
+        """Return the schema that the message names, or ``Unreadable`` if it is not registered."""
         name = message.get("schema")
         if name is None:
             return self._default or _UNKNOWN
-        # A list as a name is not hashable: look up strings only.
+        # Look up strings only: a list as a name is not hashable.
         found = self._schemas.get(name) if isinstance(name, str) else None
         return found or _UNKNOWN
 
@@ -109,12 +109,12 @@ class SchemaRegistry:
 def apply(schema: Schema, message: dict[str, Any]) -> Any | Unreadable:
     """Validate and normalise ``message``.
 
-    A validation's own error text quotes what it refused, so it ends here: the reason is a constant.
+    The text of a validation error may quote the message. So it is not passed on; the reason is a constant.
     """
     if schema.validate is not None:
         try:
             message = schema.validate(message)
-        except Exception:  # noqa: BLE001 - a user's validation may raise anything, and it always means "does not fit"
+        except Exception:  # noqa: BLE001 - a user's validation may raise any exception: the message does not fit
             return _INVALID
     return message if schema.normalize is None else schema.normalize(message)
 
@@ -126,7 +126,7 @@ def _validator(model: Any) -> Validate | None:
     if callable(pydantic_style):
         validate: Validate = pydantic_style
         return validate
-    # dict[str, int], Annotated[…] and NewType can be called too, and would then validate nothing.
+    # dict[str, int], Annotated[…] and NewType are callable too, but calling them validates nothing.
     if isinstance(model, type | NewType) or get_origin(model) is not None:
         return lambda message: msgspec.convert(message, model)
     if callable(model):

@@ -1,13 +1,14 @@
-"""The pause of a consumer while a server that its syncer needs is unavailable.
+"""Pause a consumer while a server that its syncer needs is unavailable.
 
-A syncer that raises ``InfrastructureError`` or ``Requeue`` has not failed its message. The delivery stays unsettled and
-is run again in the same process: nothing returns to the broker, so nothing is marked as redelivered or counted.
+If the syncer raises ``InfrastructureError`` or ``Requeue``, the message has not failed. The delivery stays unsettled
+and runs again in the same process. It does not return to the broker, so it is neither marked as redelivered nor
+counted.
 
     open ──InfrastructureError──▶ paused ──backoff──▶ one message probes ──any result──▶ open
                                     ▲                       │
                                     └──InfrastructureError──┘
 
-``Requeue`` concerns one message: that one waits, the others go on.
+``Requeue`` delays only its message; the others continue.
 """
 
 import asyncio
@@ -28,13 +29,13 @@ _REQUEUE: Final = Backoff(base_s=0.2, cap_s=10.0)
 
 
 class SyncerPause:
-    """Holds deliveries that wait for another run. Belongs to the event loop's thread.
+    """Holds deliveries that wait for another run. Used only in the event loop's thread.
 
     Args:
         queue: The consumed queue, for the log.
-        submit: Gives deliveries to the workers.
-        recall: Takes back from the workers what has not started.
-        backoff: How long to pause between two probes.
+        submit: Passes deliveries to the workers.
+        recall: Takes unstarted deliveries back from the workers.
+        backoff: Waiting times between probes.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class SyncerPause:
         self._backoff = backoff
         self._clock = clock
         self._held: deque[Delivery] = deque()
-        self._failures = 0  # in a row, of probes and of the message that began the pause
+        self._failures = 0  # consecutive, of probes and of the message that began the pause
         self._since = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._probe: Delivery | None = None
@@ -60,20 +61,20 @@ class SyncerPause:
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing but a probe is started."""
+        """True while only a probe may start."""
         return self._failures > 0
 
     def submit(self, deliveries: list[Delivery]) -> None:
-        """Pass deliveries on, or keep them until the pause is over."""
+        """Pass deliveries on, or hold them until the pause ends."""
         if not self.is_paused:
             self._submit(deliveries)
             return
         self._held += deliveries
-        if self._timer is None and self._probe is None:  # the probe was due and there was nothing to probe with
+        if self._timer is None and self._probe is None:  # a probe was due, and there was no delivery for it
             self._send_probe()
 
     def interrupted(self, delivery: Delivery, why: Interruption) -> None:
-        """Keep a delivery whose run had no result."""
+        """Hold a delivery after a run without a result."""
         if isinstance(why, Unavailable):
             self._pause(delivery, why)
             return
@@ -85,20 +86,20 @@ class SyncerPause:
         self._waiting[delivery] = loop.call_later(_REQUEUE.delay_s(times), self._run_again, delivery)
 
     def finished(self, delivery: Delivery) -> None:
-        """Record that a run had a result, of any kind."""
+        """Record that a run had a result, success or failure."""
         if self._postponed:
             self._postponed.pop(delivery, None)
         if delivery is self._probe:
             self._ended(delivery)
 
     def link_lost(self) -> None:
-        """Send another probe if the current one belonged to a lost link: it may never have started."""
+        """Schedule another probe if the current one belongs to a lost link: it may never have started."""
         if self._probe is not None and not self._probe.session.is_open:
             self._probe = None
             self._timer = asyncio.get_running_loop().call_later(self._backoff.delay_s(1), self._send_probe)
 
     def take_unstarted(self) -> list[Delivery]:
-        """Remove and return everything that has not started, and cancel all timers."""
+        """Remove and return all unstarted deliveries, and cancel all timers."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -114,7 +115,7 @@ class SyncerPause:
     def _pause(self, delivery: Delivery, why: Unavailable) -> None:
         self._held.appendleft(delivery)
         if self.is_paused and delivery is not self._probe:
-            return  # it was running when the pause began
+            return  # the message was running when the pause began
         self._probe = None
         self._failures += 1
         pause_s = self._backoff.delay_s(self._failures)

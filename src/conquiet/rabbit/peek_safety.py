@@ -1,8 +1,9 @@
-"""What it costs to peek into a RabbitMQ queue: a quorum queue deletes what is released beyond its delivery limit.
+"""Determine whether reading the messages of a RabbitMQ queue (peeking) may delete them.
 
-Before RabbitMQ 4.3 every release counts. From 4.3 on none does, but a message keeps the count of the queue it died in,
-and one that exceeds the limit is deleted when it is released. The default limit is 20 on both queues, so what died of
-the one limit exceeds the other. See docs/decisions/0023.
+Peeking takes a message and releases it. A quorum queue deletes a message that was released more often than its delivery
+limit. Before RabbitMQ 4.3 every release counts. From 4.3 on no release counts, but a message keeps the count of the
+queue it died in, and a message above the limit is deleted when it is released. The default limit is 20 for both queues,
+so a message that died of the first queue's limit exceeds the second's. See docs/decisions/0023.
 """
 
 import asyncio
@@ -24,10 +25,10 @@ from conquiet.rabbitmq_api import (
 
 
 class PeekUnsafeError(ConfigurationError):
-    """Peeking would delete messages, or count toward their deletion. Nothing was lost.
+    """Peeking would delete messages, or count toward their deletion. No message was lost.
 
     Attributes:
-        would_delete: It would delete some at once, so it cannot be allowed with ``count_a_delivery``.
+        would_delete: Already the first release would delete some, so ``count_a_delivery`` cannot allow it.
     """
 
     def __init__(self, message: str, *, would_delete: bool = False) -> None:
@@ -37,12 +38,12 @@ class PeekUnsafeError(ConfigurationError):
 
 @dataclass(frozen=True, slots=True)
 class PeekCost:
-    """What happens to a message that is taken from a queue and released.
+    """The effect of taking a message from a queue and releasing it.
 
     Attributes:
         limited: The queue has a delivery limit, or may have one.
-        limit: The broker deletes a message that is released more often; None if the limit is not known.
-        counted: A release counts toward the limit. If not, only a message that came with a higher count is deleted.
+        limit: The broker deletes a message that is released more often; None if the limit is unknown.
+        counted: A release counts toward the limit. If not, only a message that arrived with a higher count is deleted.
     """
 
     limited: bool
@@ -51,11 +52,11 @@ class PeekCost:
 
     @property
     def deletes(self) -> bool:
-        """Whether peeking is known to delete messages. Which ones can only be seen when it is too late."""
+        """True if peeking is known to delete messages. The affected ones can be seen only after taking them."""
         return self.limited and (self.limit == 0 or (self.limit is not None and not self.counted))
 
     def require_free(self, queue: str, *, count_a_delivery: bool) -> None:
-        """Raise ``PeekUnsafeError`` if peeking deletes, or counts without being allowed to."""
+        """Raise ``PeekUnsafeError`` if peeking deletes messages, or counts and ``count_a_delivery`` is False."""
         if self.deletes or (self.limited and not count_a_delivery):
             raise PeekUnsafeError(
                 f"nothing was taken from queue {printable(queue)!r}: {self._limit_text()}, and {self._effect_text()}",
@@ -63,10 +64,10 @@ class PeekCost:
             )
 
     def check_deliveries(self, queue: str, deliveries: int | None, *, count_a_delivery: bool) -> None:
-        """Raise ``PeekUnsafeError`` if a message with that many deliveries cannot be released a second time.
+        """Raise ``PeekUnsafeError`` if the release after this one might delete a message with these deliveries.
 
-        With a limit that is not known one delivery is too many, unless ``count_a_delivery`` allows more: then the
-        limit is taken for the default of RabbitMQ 4.
+        If the limit is unknown, one delivery is too many. With ``count_a_delivery`` the default limit of RabbitMQ 4 is
+        assumed instead.
         """
         if not (self.limited and self.counted) or deliveries is None:
             return
@@ -93,7 +94,7 @@ FREE: Final = PeekCost(limited=False)
 
 
 async def find_peek_cost(link: Link, api_url: str | None, vhost: str, queue: str) -> PeekCost:
-    """Ask the management API; if that does not answer, learn from AMQP what can be learned. Takes no message."""
+    """Determine the cost by the management API, or else as far as AMQP alone shows it. Takes no message."""
     if api_url is not None:
         api = RabbitApi(api_url)
         try:
@@ -107,7 +108,7 @@ async def find_peek_cost(link: Link, api_url: str | None, vhost: str, queue: str
 
 
 def cost_from_description(description: dict[str, Any], version: str) -> PeekCost:
-    """Return the cost for a queue as the management API describes it."""
+    """Return the cost for a queue by its description from the management API."""
     limit = delivery_limit(description, version)
     if limit is None:
         return FREE

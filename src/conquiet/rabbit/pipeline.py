@@ -1,8 +1,10 @@
 """Prepare one delivery for the syncer, in pure steps.
 
-headers ──retry limit──▶ body ──decode──▶ object ──schema──▶ normalised ──decrypt──▶ what the syncer gets
-│                   │                  │                         │
-Exhausted          Unreadable         Unreadable          Unreadable or KeyFault
+    headers ──retry limit──▶ body ──decode──▶ object ──schema──▶ normalised ──decrypt──▶ message for the syncer
+                 │                    │                 │                        │
+             Exhausted           Unreadable        Unreadable         Unreadable or KeyFault
+
+The first step that refuses a message ends the preparation.
 """
 
 from dataclasses import dataclass, field
@@ -19,9 +21,9 @@ from conquiet.rabbit.settle import Exhausted
 EXHAUSTED: Final = Exhausted()
 
 
-@dataclass(slots=True)  # not frozen: that costs more, and one is made per message
+@dataclass(slots=True)  # not frozen: that costs more, and one object is created per message
 class Ready:
-    """A message fit for the syncer. ``repr`` does not show it."""
+    """A prepared message for the syncer. ``repr`` does not show it."""
 
     message: Any = field(repr=False)
 
@@ -40,7 +42,7 @@ class Pipeline:
 
     @property
     def reads_headers(self) -> bool:
-        """Whether :meth:`prepare` reads headers; if not, they need not be decoded."""
+        """True if :meth:`prepare` reads headers. If not, they need not be decoded."""
         return self.max_retries is not None
 
     def prepare(self, headers: object, body: bytes) -> Prepared:

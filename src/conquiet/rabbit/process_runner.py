@@ -1,7 +1,7 @@
-"""``sync_queue`` and ``run_process``: the consumer as the whole job of a process. SPEC(004 §1, §6, §7).
+"""Run a consumer as a whole process: ``sync_queue`` and ``run_process``. SPEC(004 §1, §6, §7).
 
-These functions own the process: signals lead to a graceful end, and an uncaught error (in the loop or in a thread) is
-logged and ends the process like a fatal one.
+These functions own the process: a signal stops it gracefully. An uncaught error, in the loop or in a thread, is logged
+and ends the process like a fatal error.
 """
 
 import asyncio
@@ -24,11 +24,12 @@ logger = FactLogger(__name__)
 
 @takes_settings(RabbitSettings)
 def sync_queue(url: str | Sequence[str], queue: str, syncer: Syncer, **options: Any) -> Counters:
-    """Process a queue as seed 004 says until SIGTERM or SIGINT, then return the counters.
+    """Process a queue by the rules of seed 004 until SIGTERM or SIGINT, then return the counters.
 
-    It accepts the schemas of the original, drops what is past ``max_retries``, and rejects what fails twice: where the
-    queue has no dead-letter exchange the broker deletes it, and a warning at the start says so. Each of the three is an
-    option (``schemas``, ``exhausted``, ``without_dead_letters``). A second signal ends the process at once.
+    It accepts the schemas of the original, drops messages past ``max_retries``, and rejects messages that fail twice.
+    If the queue has no dead-letter exchange, the broker deletes rejected messages; a warning at the start reports this.
+    The options ``schemas``, ``exhausted`` and ``without_dead_letters`` change these three rules. A second signal ends
+    the process without waiting for handlers.
 
     Call it from the main thread, outside any event loop.
 
@@ -36,8 +37,8 @@ def sync_queue(url: str | Sequence[str], queue: str, syncer: Syncer, **options: 
         ConfigurationError: A setting is wrong.
         LifecycleError: It was called inside an event loop.
         FatalSyncerError: The syncer broke its contract.
-        UncaughtError: Something else raised and nothing caught it.
-        RabbitError: The broker or the queue is not there.
+        UncaughtError: Other code raised an error that was not caught.
+        RabbitError: The broker cannot be reached, or the queue does not exist.
     """
     return _work(url, queue, syncer, {**seed_defaults(), **options}, "sync_queue")
 
@@ -46,8 +47,8 @@ def sync_queue(url: str | Sequence[str], queue: str, syncer: Syncer, **options: 
 def run_process(url: str | Sequence[str], queue: str, syncer: Syncer, **options: Any) -> int:
     """Process a queue of any JSON objects until SIGTERM or SIGINT, and return an exit code.
 
-    The settings are those of ``RabbitConsumer``: nothing that fails is deleted. The code is 0 after a graceful end. It
-    is 1 after anything fatal, which is logged, and when handlers were abandoned after the grace period.
+    It has the options and defaults of ``RabbitConsumer``: no failed message is deleted. The code is 0 after a graceful
+    stop. It is 1 after a fatal error, which is logged, and if handlers were abandoned after the grace period.
     """
     try:
         count = _work(url, queue, syncer, options, "run_process")
@@ -58,7 +59,7 @@ def run_process(url: str | Sequence[str], queue: str, syncer: Syncer, **options:
 
 
 def _work(url: str | Sequence[str], queue: str, syncer: Syncer, options: dict[str, Any], name: str) -> Counters:
-    if asyncio._get_running_loop() is not None:  # noqa: SLF001 - the public one raises where there is none
+    if asyncio._get_running_loop() is not None:  # noqa: SLF001 - the public function raises without a loop
         raise LifecycleError(f"{name} has an event loop of its own; inside one: await RabbitConsumer(...).run()")
     consumer = RabbitConsumer(url, queue, syncer, **options)
     with install_termination_handlers(consumer.stop) as handlers, _uncaught_in_threads(consumer):
@@ -67,7 +68,7 @@ def _work(url: str | Sequence[str], queue: str, syncer: Syncer, options: dict[st
         except LifecycleError:
             if handlers.received is None:
                 raise
-            return consumer.count  # asked to stop before it had begun
+            return consumer.count  # stopped before it started
 
 
 async def _run(consumer: RabbitConsumer, handlers: TerminationHandlers) -> Counters:

@@ -1,9 +1,9 @@
-"""Read the AMQP properties of a message field by field, on access, and write them. Pure."""
+"""Decode the AMQP properties of a message one by one, on access, and encode them. Pure."""
 
 from collections.abc import Collection, Mapping
 from enum import Enum
 from struct import Struct
-from struct import error as StructError  # noqa: N812 - an exception, whatever it is called
+from struct import error as StructError  # noqa: N812 - an exception, despite its name
 from typing import Any, Final
 from uuid import uuid4
 
@@ -18,7 +18,7 @@ _length = Struct(">I").unpack_from
 _pack_byte = Struct(">B").pack
 _pack_time = Struct(">Q").pack
 
-# In the order of the protocol, which is the order of the flags from the highest on. How much each takes:
+# The properties and their types, in the order of the protocol: the order of the flags from the highest bit down.
 _SHORT, _TABLE, _BYTE, _TIME = range(4)
 _KINDS: Final = {
     "content_type": _SHORT,
@@ -41,19 +41,19 @@ _FLAGS: Final = {name: flag for name, flag, _ in _FIELDS}
 _HAS_HEADERS: Final = _FLAGS["headers"]
 _HAS_MESSAGE_ID: Final = _FLAGS["message_id"]
 
-# What a message keeps when it is sent once more. Its expiration would end it again, and the broker takes a user id
-# only from that user.
+# The properties that a message keeps when it is sent again. With its expiration it would expire again, and the broker
+# accepts a user id only from that user.
 _KEPT: Final = tuple(name for name in _KINDS if name not in {"delivery_mode", "expiration", "user_id", "cluster_id"})
 
 
 class UnencodableError(Exception):
-    """A property that AMQP cannot hold. Its text names the property, never its value."""
+    """AMQP cannot hold a property. The text names the property, never its value."""
 
 
 class Properties:
-    """The properties of a message, by pika's names, decoded on access: most syncers use none.
+    """The properties of a message, by pika's names. They are decoded on access, because most syncers use none.
 
-    A property that cannot be decoded counts as missing. Any publisher may have written it, and it must neither end the
+    A property that cannot be decoded counts as missing. Any publisher may have written it, so it must neither end the
     connection nor hide the other properties.
     """
 
@@ -67,12 +67,12 @@ class Properties:
 
     @property
     def raw(self) -> bytes:
-        """As they came, from their flags on."""
+        """The encoded properties as received, beginning with their flags."""
         return self._raw
 
     @property
     def headers(self) -> Any:
-        """The table of headers, None when there is none."""
+        """The table of headers; None without one."""
         if self._headers is None and self._flags & _HAS_HEADERS:
             table = self.part("headers")
             self._headers = None if table is None else read_table(table[4:])
@@ -80,11 +80,11 @@ class Properties:
 
     @property
     def message_id(self) -> Any:
-        """The property of that name; bytes when it is not UTF-8."""
+        """The property ``message_id``; bytes if it is not UTF-8."""
         return self._value("message_id") if self._flags & _HAS_MESSAGE_ID else None
 
     def part(self, name: str) -> bytes | None:
-        """Return one property as it came, with its length before it where it has one; None when it is missing."""
+        """Return one property as encoded, with its length prefix if it has one; None if it is missing."""
         if self._spans is None:
             self._spans = _spans(self._raw)
         span = self._spans.get(name)
@@ -103,11 +103,11 @@ class Properties:
 
 
 def _spans(raw: bytes) -> dict[str, tuple[int, int]]:
-    """Return where each property lies; those from the first on that does not fit are left out."""
+    """Return begin and end of each property, up to the first one that does not fit into the bytes."""
     spans: dict[str, tuple[int, int]] = {}
     at, size = 2, len(raw)
     flags = more = int.from_bytes(raw[:2], "big")
-    while more & 1 and at + 2 <= size:  # further words of flags: the protocol defines none
+    while more & 1 and at + 2 <= size:  # skip further words of flags: the protocol defines none
         (more,) = _flags_at(raw, at)
         at += 2
     for name, flag, kind in _FIELDS:
@@ -127,10 +127,10 @@ def _spans(raw: bytes) -> dict[str, tuple[int, int]]:
 
 
 def encode_properties(properties: Mapping[str, Any]) -> bytes:
-    """Return properties as they are sent, from their flags on; those that are None are left out.
+    """Return encoded properties, beginning with their flags. A property that is None is left out.
 
     Raises:
-        UnencodableError: The broker would never see them, or close the connection over them.
+        UnencodableError: A property cannot be sent, or the broker would close the connection because of it.
     """
     if not _KINDS.keys() >= properties.keys():
         raise UnencodableError(f"one of its properties is unknown to AMQP, which knows {', '.join(_KINDS)}")
@@ -147,11 +147,11 @@ def encode_properties(properties: Mapping[str, Any]) -> bytes:
 def renewed_properties(
     properties: Properties, without_headers: Collection[str], new_headers: Mapping[str, Any] | None = None
 ) -> bytes:
-    """Return the properties of a message that is sent once more, byte for byte, but for some headers.
+    """Return the properties of a message that is sent again: unchanged bytes, except for some headers.
 
-    New headers come first: a table of which only the beginning can be read still shows them.
+    New headers come first, so that they can be read even if a later part of the table cannot.
 
-    It is persistent, and has an id also where it had none.
+    The message is persistent, and gets an id if it has none.
     """
     parts = {name: part for name in _KEPT if (part := properties.part(name)) is not None}
     if "headers" in parts or new_headers:
@@ -176,7 +176,7 @@ def _pack(name: str, value: Any) -> bytes:
     if kind == _TIME:
         return _pack_time(value)
     packed = pack_short(value)
-    # Over this one the broker closes the channel, and with it goes what others have sent.
+    # The broker closes the channel because of an invalid expiration, and unconfirmed messages of other callers fail.
     if name == "expiration" and not (packed[1:].isdigit() and int(packed[1:]) <= _MAX_EXPIRATION_MS):
         raise ValueError
     return packed
