@@ -1,4 +1,4 @@
-"""HTTP client of RabbitMQ's management API, which reports facts about queues that AMQP does not, and how to read them.
+"""Query RabbitMQ's management API over HTTP, and read its descriptions of queues. AMQP does not report these facts.
 
 It is not part of ``rabbit``, which needs ``pika``: the doctor and the test servers use it without a client library.
 """
@@ -30,7 +30,7 @@ class RabbitApiError(OSError):
     """The management API rejected a request or cannot be reached. The text contains no credentials.
 
     Attributes:
-        status: The HTTP status, 0 if there was no response.
+        status: The HTTP status; 0 without a response.
     """
 
     def __init__(self, message: str, *, status: int = 0) -> None:
@@ -73,7 +73,7 @@ class RabbitApi:
         return self.request("GET", f"/api/queues/{_quoted(vhost)}/{_quoted(name)}", missing_ok=missing_ok)
 
     def bindings_of(self, vhost: str, exchange: str) -> Any:
-        """Return the bindings from an exchange, an empty list if there is no such exchange."""
+        """Return the bindings from an exchange; an empty list if there is no such exchange."""
         path = f"/api/exchanges/{_quoted(vhost)}/{_quoted(exchange)}/bindings/source"
         return self.request("GET", path, missing_ok=True) or []
 
@@ -82,7 +82,7 @@ class RabbitApi:
         return str(self.get("/api/overview").get("rabbitmq_version", "0"))
 
     def request(self, method: str, path: str, body: Any = None, *, missing_ok: bool = False) -> Any:
-        """Send one request and return the decoded response, None if it is empty.
+        """Send one request and return the decoded response; None if it is empty.
 
         Raises:
             RabbitApiError: The broker rejected the request or cannot be reached.
@@ -151,7 +151,7 @@ def _parse(api_url: str) -> tuple[SplitResult, int]:
 
 # ------------------------------------------------------------------ descriptions of queues
 def queue_setting(description: Any, name: str) -> Any:
-    """Return a setting such as ``dead-letter-exchange``: the queue's own argument, else its policy's, else None."""
+    """Return a setting such as ``dead-letter-exchange``: the queue's argument, else its policy's value, else None."""
     facts = description if isinstance(description, dict) else {}
     arguments, policy = facts.get("arguments"), facts.get("effective_policy_definition")
     own = arguments.get(f"x-{name}") if isinstance(arguments, dict) else None
@@ -161,16 +161,16 @@ def queue_setting(description: Any, name: str) -> Any:
 
 
 def has_dead_letter_exchange(description: Any) -> bool:
-    """Return whether the queue has one, by an argument or by a policy."""
-    # The empty name is the default exchange, which is one: only a missing key means "none".
+    """Return whether the queue has a dead-letter exchange, by an argument or by a policy."""
+    # An empty name is the default exchange. Only a missing setting means that there is none.
     return queue_setting(description, "dead-letter-exchange") is not None
 
 
 def dead_letter_queue(description: Any) -> str | None:
-    """Return the queue to which dead letters go by the default exchange; None if the bindings of another decide."""
+    """Return the queue to which the default exchange sends dead letters; None if another exchange routes them."""
     if queue_setting(description, "dead-letter-exchange") != "":
         return None
-    # Without this key a message keeps the routing key of its publisher, which is not known here.
+    # Without this key a message keeps the routing key of its publisher, which is unknown here.
     key = queue_setting(description, "dead-letter-routing-key")
     return key if isinstance(key, str) and key else None
 

@@ -129,7 +129,7 @@ class RabbitDeadLetters:
         ]
 
     async def discard(self, where: DeliveryFilter, *, dry_run: bool = False, limit: int | None = None) -> int:
-        """Delete the first ``limit`` selected messages of those that are there at the start. Return their number.
+        """Delete the first ``limit`` selected messages, only among the messages at the start. Return their number.
 
         A dry run only reads, and returns the number that would be deleted.
         """

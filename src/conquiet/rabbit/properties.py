@@ -103,7 +103,7 @@ class Properties:
 
 
 def _spans(raw: bytes) -> dict[str, tuple[int, int]]:
-    """Return begin and end of each property, up to the first one that does not fit into the bytes."""
+    """Return begin and end of each property, up to the first property that does not fit into the bytes."""
     spans: dict[str, tuple[int, int]] = {}
     at, size = 2, len(raw)
     flags = more = int.from_bytes(raw[:2], "big")

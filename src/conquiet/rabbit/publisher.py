@@ -1,7 +1,8 @@
-"""Publish with confirms: ``publish`` returns when the broker has the message, and raises otherwise.
+"""Publish with confirms: ``publish`` returns when the broker has confirmed the message, and raises otherwise.
 
-Messages are persistent and mandatory. A message that no queue is bound for is returned by the broker and raises. After
-a lost connection it is unknown whether unconfirmed messages arrived: that raises too, and is not retried silently.
+Messages are persistent and mandatory: the broker returns a message that no queue is bound for, and ``publish`` raises.
+After a lost connection it is unknown whether unconfirmed messages arrived. That raises too; nothing is retried
+silently.
 """
 
 import asyncio
@@ -31,8 +32,8 @@ class Outgoing:
 
     Attributes:
         routing_key: With the default exchange: the name of the queue.
-        body: Bytes, sent as they are, or a JSON value: see ``core.json_codec`` for what it may hold.
-        exchange: The default exchange delivers to the queue of the routing key's name.
+        body: Bytes, sent unchanged, or a JSON value; see ``core.json_codec`` for the accepted types.
+        exchange: Empty for the default exchange, which delivers to the queue named by the routing key.
         headers: AMQP headers.
         message_id: Generated if missing.
         content_type: ``application/json`` unless the body is bytes.
@@ -49,14 +50,14 @@ class Outgoing:
 
 
 class Publisher:
-    """Publishes with confirms on a connection of its own, opened at the first message.
+    """Publishes with confirms on a separate connection, opened at the first message.
 
-    A lost connection raises in the calls that wait; the next call opens a new one. A broker low on memory or disk
-    blocks publishers: the calls wait for ``timeout_s`` at most, and the log and :attr:`is_blocked` report it.
+    If the connection is lost, waiting calls raise, and the next call opens a new one. A broker low on memory or disk
+    blocks publishers: calls wait for at most ``timeout_s``, and the log and :attr:`is_blocked` report it.
 
     Args:
         url: As for ``RabbitConsumer``.
-        window: How many messages may be unconfirmed at a time in :meth:`publish_many`.
+        window: Maximum number of unconfirmed messages in :meth:`publish_many`.
         timeout_s: Longest wait for a connection, and for a confirmation.
         ssl_context: For ``amqps``.
     """
@@ -74,7 +75,7 @@ class Publisher:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the broker accepts nothing from this connection for now."""
+        """True while the broker accepts no message from this connection."""
         return self._channel is not None and self._channel.blocked
 
     async def publish(
@@ -86,18 +87,18 @@ class Publisher:
         headers: Mapping[str, Any] | None = None,
         content_type: str | None = None,
     ) -> str:
-        """Publish one message and return its id once the broker has taken responsibility for it.
+        """Publish one message and return its id when the broker has confirmed it.
 
         Args:
             routing_key: With the default exchange: the name of the queue.
             body: Bytes, or a JSON value.
-            exchange: Where to publish.
+            exchange: The exchange to publish to.
             headers: AMQP headers.
-            content_type: ``application/json`` for a body that is not bytes. The Node original reads such a message
-                as an object and cannot handle it: give ``text/plain`` where it consumes too.
+            content_type: ``application/json`` by default for a body that is not bytes. The Node original reads such a
+                message as an object and cannot handle it: pass ``text/plain`` if it consumes the queue too.
 
         Raises:
-            ConfigurationError: It holds what AMQP (or JSON) cannot. Nothing was sent.
+            ConfigurationError: AMQP or JSON cannot encode the message. Nothing was sent.
             ReturnedMessageError: No queue is bound for it.
             PublishError: Not confirmed.
         """
@@ -112,14 +113,14 @@ class Publisher:
         """Publish one message with all its properties; see :meth:`publish`.
 
         Raises:
-            ConfigurationError: It holds what AMQP (or JSON) cannot. Nothing was sent.
+            ConfigurationError: AMQP or JSON cannot encode the message. Nothing was sent.
             ReturnedMessageError: No queue is bound for it.
             PublishError: Not confirmed.
         """
         return await self.send_encoded(encode(message))
 
     async def send_encoded(self, message: Encoded) -> str:
-        """Publish one message whose properties are bytes already; see :meth:`publish`."""
+        """Publish one encoded message; see :meth:`publish`."""
         confirmation = (await self._open()).publish(message)
         return await self._confirmed(confirmation, message.routing_key)
 
@@ -129,15 +130,15 @@ class Publisher:
         *,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Publish many, at most ``window`` unconfirmed at a time, and return how many were confirmed: all of them.
+        """Publish messages, with at most ``window`` unconfirmed, and return the number of all, which are confirmed.
 
-        Large ones are fewer at a time: what was not sent yet is in memory.
+        The window is smaller for large messages, because they are held in memory until they are sent.
 
         Raises:
-            ReturnedMessageError: No queue is bound for one of them; those before it are confirmed.
-            PublishError: One was not confirmed. Later ones that were sent already may be in their queues.
-            ConfigurationError: One holds what AMQP (or JSON) cannot; those before it are confirmed.
-            Exception: What ``messages`` itself raised. Those before it are confirmed, and ``progress`` was called.
+            ReturnedMessageError: No queue is bound for one message. All messages before it are confirmed.
+            PublishError: One message was not confirmed. Later messages may have been sent and be in their queues.
+            ConfigurationError: AMQP or JSON cannot encode one message. All messages before it are confirmed.
+            Exception: ``messages`` raised it. All messages before it are confirmed, and ``progress`` was called.
         """
         channel = await self._open()
         waiting: deque[tuple[asyncio.Future[str], str]] = deque()
@@ -148,7 +149,7 @@ class Publisher:
                 waiting.append((channel.publish(encoded), message.routing_key))
                 in_memory += len(encoded.body)
                 if len(waiting) >= self._window or in_memory >= _WINDOW_BYTES:
-                    # Half of the window at a time: confirmations come in multiples.
+                    # Wait for half of the window: one confirmation often covers several messages.
                     left = self._window // 2 if in_memory < _WINDOW_BYTES else 0
                     confirmed += await self._confirm_down_to(left, waiting)
                     in_memory = 0
@@ -170,14 +171,14 @@ class Publisher:
         return confirmed
 
     async def close(self) -> None:
-        """Close the connection, if there is one. What was not confirmed raises, and nothing is published any more."""
+        """Close the connection, if there is one. Calls that wait for a confirmation raise, and so do later calls."""
         self._closed = True
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.link.close()
 
     def drop(self) -> None:
-        """End the connection without the broker's answer. What was not confirmed raises."""
+        """End the connection without waiting for the broker. Calls that wait for a confirmation raise."""
         if self._channel is not None:
             self._channel.link.drop()
 
@@ -198,7 +199,7 @@ class Publisher:
                 return self._channel
             if self._channel is not None:
                 over, self._channel = self._channel, None
-                await over.link.close_soon()  # only its channel may be gone: the connection would stay open
+                await over.link.close_soon()  # if only the channel is closed, the connection would stay open
             attempt, self._attempts = self._attempts, self._attempts + 1
             self._require_open()
             link = await open_on_any_node(self._address, first=attempt)
@@ -207,7 +208,7 @@ class Publisher:
                 await channel.start()
                 self._require_open()  # closed meanwhile: this connection would stay open
             except BaseException:
-                await link.close_soon()  # half open: nothing that is sent on it would ever be confirmed
+                await link.close_soon()  # half open: no message sent on it would ever be confirmed
                 raise
             self._channel = channel
             return channel
@@ -242,10 +243,10 @@ class Publisher:
 
 
 def encode(message: Outgoing) -> Encoded:
-    """Return the message as it is sent.
+    """Return the encoded message.
 
     Raises:
-        ConfigurationError: It holds what AMQP (or JSON) cannot. The text quotes no value.
+        ConfigurationError: AMQP or JSON cannot encode the message. The text quotes no value.
     """
     if not (_is_short_text(message.exchange) and _is_short_text(message.routing_key)):
         raise ConfigurationError("exchange and routing key of a message are texts of at most 255 bytes")

@@ -1,13 +1,13 @@
-"""Learn by AMQP alone whether a queue was declared with a dead-letter exchange.
+"""Determine by AMQP alone whether a queue was declared with a dead-letter exchange.
 
-No answer of AMQP names the arguments of a queue, but a refusal does. A declaration of an existing queue whose arguments
-differ is refused, and the refusal names the first argument that differs and its current value (RabbitMQ 3.10 and 4.3).
-The declaration sent here has a number where the name of the exchange belongs. The broker refuses that for a queue that
-exists and for one that does not, so nothing is ever created or changed.
+No reply of AMQP names the arguments of a queue, but a refusal does. If an existing queue is declared with other
+arguments, the broker refuses, and names the first argument that differs and its current value (RabbitMQ 3.10 and 4.3).
+The declaration sent here has a number in place of the exchange's name. The broker always refuses that, even if the
+queue does not exist. So no queue is ever created or changed.
 
-A policy may give a queue a dead-letter exchange too. AMQP reports neither policies nor the bindings of an exchange; the
-management API does. An exchange with a name is therefore trusted if it exists. The alternative, to move messages
-although the queue has such an exchange, would take every message out of a retry circuit after its first round.
+A policy may set a dead-letter exchange too. AMQP reports neither policies nor the bindings of an exchange; the
+management API does. So an exchange with a name is trusted if it exists. The alternative is to move messages although
+the queue has such an exchange, and that would remove every message from a retry circuit after its first round.
 """
 
 import re
@@ -28,12 +28,12 @@ _MAX_QUESTIONS: Final = 7  # the flags, then the arguments the broker compares f
 
 
 async def was_declared_with_dead_letters(link: Link, queue: str) -> bool | None:
-    """Return whether the queue has an argument ``x-dead-letter-exchange`` that leads to something that exists.
+    """Return whether the queue has an argument ``x-dead-letter-exchange`` with an existing target.
 
-    That is another exchange that exists, or the default exchange with a routing key that names a queue. A message that
-    is dead-lettered to nothing is discarded by the broker.
+    The target is another exchange, or the default exchange with a routing key that names a queue. Without a target the
+    broker discards dead letters.
 
-    None where the broker does not say: the user may not configure the queue, or the refusal is none we know.
+    Return None if unknown: the user may not configure the queue, or the text of the refusal is not recognised.
     """
     flags = {"durable": True, "auto_delete": False, "exclusive": False}
     arguments: dict[str, Any] = {_EXCHANGE: _NEVER_A_NAME}
@@ -49,7 +49,7 @@ async def was_declared_with_dead_letters(link: Link, queue: str) -> bool | None:
                 return await _exchange_exists(link, current[1:-1])
             arguments |= {_EXCHANGE: "", _KEY: _NEVER_A_NAME}
         elif name == _KEY:
-            # Without a key of its own a message keeps the one it was published with. That is usually this queue's name.
+            # Without this argument a message keeps its routing key. That is usually this queue's name.
             return current == "none" or await _queue_exists(link, current[1:-1])
         elif name in _FLAGS:
             flags[name] = current == "'true'"
@@ -67,7 +67,7 @@ async def _refusal(link: Link, queue: str, flags: dict[str, bool], arguments: di
 
 
 async def _exchange_exists(link: Link, exchange: str) -> bool:
-    # Any refusal leaves the question open. A message that is moved instead is not lost.
+    # After any refusal it is unknown. False is the safe result: a message that is moved is not lost.
     exists = not await link.channel_close_reason(
         lambda channel, done: channel.exchange_declare(exchange, passive=True, callback=done)
     )

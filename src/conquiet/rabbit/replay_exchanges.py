@@ -1,8 +1,9 @@
-"""Ways into one queue alone, under any routing key: exchanges of our own that last for one replay.
+"""Create temporary exchanges, so that a replay can publish to one queue with any routing key.
 
-A queue that dead-letters without a routing key of its own does it under the key the message came with. Over the default
-exchange that key is the queue's name, and an exchange that routes by the original one would discard what fails again.
-So each target gets a fanout exchange which nothing but the target is bound to: it takes every key and asks for none.
+A queue without ``x-dead-letter-routing-key`` dead-letters a message with the key that the message has. If a replay used
+the default exchange, that key would be the queue's name, and a dead-letter exchange that routes by the original key
+would discard a message that fails again. So each target queue gets a fanout exchange with one binding, to this queue:
+it accepts any key and ignores it.
 """
 
 from typing import Final
@@ -20,7 +21,7 @@ PREFIX: Final = "conquiet.replay."
 
 
 class TemporaryExchanges:
-    """The exchanges of one replay, made when they are needed. :meth:`close` deletes them."""
+    """Creates the exchanges of one replay when they are needed. :meth:`close` deletes them."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -30,13 +31,13 @@ class TemporaryExchanges:
         self._may_make = True
 
     async def to(self, queue: str) -> str | None:
-        """Return the exchange that leads to the queue; None where there cannot be one: no right, or no such queue."""
+        """Return the exchange that leads to the queue; None without the permission, or if there is no such queue."""
         if queue not in self._ways:
             self._ways[queue] = await self._make(queue) if self._may_make else None
         return self._ways[queue]
 
     async def close(self) -> None:
-        """Delete the exchanges. What cannot be deleted is logged: it takes no messages and ends with the broker."""
+        """Delete the exchanges. On a failure log the remaining ones: they get no messages, and end with the broker."""
         try:
             if self._made:
                 link = await self._open()
@@ -55,7 +56,7 @@ class TemporaryExchanges:
 
     async def _make(self, queue: str) -> str | None:
         link, name = await self._open(), PREFIX + uuid4().hex
-        self._made.append(name)  # before the declaration: it may exist although no answer came
+        self._made.append(name)  # before the declaration: the exchange may exist even if no reply arrives
         try:
             await link.declare(name)
         except RabbitConnectionError:
@@ -78,7 +79,7 @@ class TemporaryExchanges:
             await over.close_soon()
         if self._link is None:
             link = await _Maker.open(self._address)
-            assert isinstance(link, _Maker)  # noqa: S101 - made by its own class
+            assert isinstance(link, _Maker)  # noqa: S101 - open() returns the class it is called on
             self._link = link
         return self._link
 
@@ -86,11 +87,11 @@ class TemporaryExchanges:
 class _Maker(Link):
     @property
     def refusal(self) -> int | None:
-        """The number the broker closed the channel with."""
+        """The reply code with which the broker closed the channel."""
         return self.lost.result().code if self.lost.done() else None
 
     async def declare(self, exchange: str) -> None:
-        # Not durable, and gone with its last binding: a process that is killed leaves as little as can be.
+        # Not durable, and deleted with its last binding: a killed process leaves as little as possible.
         await self._ask(
             lambda done: self._channel.exchange_declare(
                 exchange, "fanout", durable=False, auto_delete=True, callback=done

@@ -1,4 +1,4 @@
-"""The settings of one consumer, checked when they are built. SPEC(004 §1)."""
+"""Define and check the settings of one consumer. SPEC(004 §1)."""
 
 import inspect
 import ssl
@@ -27,41 +27,42 @@ PREFETCH_LIMIT: Final = 65_535  # the protocol has 16 bits for it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RabbitSettings:
-    """How one consumer works.
+    """Settings of one consumer, checked when they are created.
 
     Attributes:
-        concurrency: How many messages the syncer handles at once.
-        prefetch: How many unsettled messages the broker gives us; 2 x concurrency unless set.
-        batch: Call the syncer with a list of up to so many messages; None calls it with one. The prefetch follows: the
-            next batch is delivered while one is handled.
+        concurrency: Number of messages (or batches) that the syncer handles concurrently.
+        prefetch: Maximum number of unsettled messages; 2 x concurrency unless set.
+        batch: Call the syncer with a list of at most this number of messages; None calls it with one message. An unset
+            prefetch grows with it, so that the next batch is delivered while one is handled.
         within_s: Deadline for the effect of the first message of a batch, 0.02 s by default. The batch is gathered for
             this time minus the recent batch duration, but for at least half of it.
         max_retries: Messages that were dead-lettered more often than this are not processed. None: no limit.
-        key_store: Opens ``personalInfo`` of actions. None: it stays encrypted.
+        key_store: Decrypts ``personalInfo`` of actions. None: it stays encrypted.
         tag: Second half of the consumer tag, ``<hostname>.<tag>``; the package's name unless set.
-        schemas: Which messages are accepted. None: any JSON object. ``sync_queue`` takes those of the original.
-        settle: What shows that a failing message was tried before; see ``settle.py``.
-        max_requeues: With ``settle="delivery_count"``: how often a failing message is put back.
-        exhausted: What becomes of a message past ``max_retries``. ``"move"``: moved to ``<queue>.dead``. ``"drop"``:
-            acknowledged, and gone; the default of ``sync_queue``. ``"dead_letter"``: treated like a failed message; do
-            not combine it with a dead-letter exchange that leads back to this queue, because the message would never
-            leave that circuit.
+        schemas: The accepted messages. None: any JSON object. ``sync_queue`` accepts the schemas of the original.
+        settle: How to detect that a failing message was tried before; see ``settle.py``.
+        max_requeues: With ``settle="delivery_count"``: how often a failing message returns to the queue.
+        exhausted: Treatment of a message past ``max_retries``. ``"move"``: moved to ``<queue>.dead``. ``"drop"``:
+            acknowledged without processing; the default of ``sync_queue``. ``"dead_letter"``: treated like a failed
+            message; do not combine it with a dead-letter exchange that leads back to this queue, because the message
+            would never leave that circuit.
         poison_guard: Dead-letter a message that was seen before and breaks the syncer's contract again, instead of
             leaving it to the next process. A process dead-letters at most one: several are more likely an outage.
-        dead_letter: Whether the queue has a dead-letter exchange that leads to a queue. None, if you do not know it,
-            asks the management API, and then the broker for the arguments of the queue.
+        dead_letter: Whether the queue has a dead-letter exchange that leads to a queue. None: unknown; the consumer
+            queries the management API, or else reads the queue's arguments by AMQP.
         require_dead_letter: Refuse to start unless the queue is known to have one.
-        without_dead_letters: What becomes of a failed message where no dead-letter exchange is known. ``"move"``: the
-            consumer publishes it to the durable queue ``<queue>.dead``, waits for the confirm, and then acknowledges
-            it. ``"discard"``: the consumer rejects it and the broker deletes it; the default of ``sync_queue``.
-        management_url: ``http://user:password@host:15672``, only used for that question.
-        max_body_bytes: Larger bodies are failures of the message; they are not parsed.
-        grace_s: How long running handlers may take to finish once the consumer stops. Kubernetes kills after 30 s.
-        heartbeat_s: Proposed heartbeat; None takes the broker's. 0 is refused: a dead peer would never be noticed.
-        connect_timeout_s: Longest wait for one connection, and for each answer while setting it up or closing it.
-        max_reconnects: Failed attempts in a row after which a lost connection is an error.
-        reconnect: How long to wait between them.
-        outage: How long to pause when the syncer raises ``InfrastructureError``; see ``outage.py``.
+        without_dead_letters: Treatment of a failed message if no dead-letter exchange is known. ``"move"``: the
+            consumer publishes it to the durable queue ``<queue>.dead``, waits for the confirmation, and then
+            acknowledges it. ``"discard"``: the consumer rejects it and the broker deletes it; the default of
+            ``sync_queue``.
+        management_url: ``http://user:password@host:15672``, used only to check the dead-letter exchange.
+        max_body_bytes: A larger body is a failure of the message; it is not parsed.
+        grace_s: Time for running handlers to finish when the consumer stops. Kubernetes kills after 30 s.
+        heartbeat_s: Proposed heartbeat; None uses the broker's. 0 is refused: a dead peer would never be noticed.
+        connect_timeout_s: Longest wait for one connection, and for each reply while opening or closing it.
+        max_reconnects: Consecutive failed attempts after which a lost connection is an error.
+        reconnect: Waiting times between these attempts.
+        outage: Length of the pauses after the syncer raised ``InfrastructureError``; see ``outage.py``.
         ssl_context: For ``amqps://``; the default verifies the certificate and the host name.
         log_tracebacks: Log whole tracebacks of syncers. They end in exception texts, which may quote messages.
     """
@@ -143,17 +144,17 @@ class RabbitSettings:
 
     @property
     def window(self) -> int:
-        """The prefetch that is asked of the broker: 2 x concurrency batches or messages, unless set."""
+        """The prefetch of the consumer: 2 x concurrency batches or messages, unless set."""
         return 2 * self.concurrency * (self.batch or 1) if self.prefetch is None else self.prefetch
 
     @property
     def batches(self) -> BatchSettings | None:
-        """How batches are gathered; None if the syncer gets single messages."""
+        """Settings of the batches; None if the syncer receives single messages."""
         return batch_settings(self.batch, self.within_s)
 
     @property
     def policy(self) -> SettlePolicy:
-        """The part that decides about deliveries."""
+        """The settings for the disposition of deliveries."""
         return SettlePolicy(
             name=self.settle,
             max_requeues=self.max_requeues,
@@ -167,7 +168,7 @@ def takes_settings(
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Urls, str, Syncer, P], R]]:
     """Declare that a function ``(url, queue, syncer, **options)`` takes the fields of ``settings`` as options.
 
-    Type checkers and ``help()`` then see every option. The settings are declared once, in ``RabbitSettings``.
+    Type checkers and ``help()`` then show every option. The settings are declared once, in ``RabbitSettings``.
     """
 
     def decorate(function: Callable[..., R]) -> Callable[Concatenate[Urls, str, Syncer, P], R]:
@@ -196,12 +197,12 @@ def _show_options(function: Any, settings: Callable[..., object]) -> None:
 
 
 def seed_defaults() -> dict[str, Any]:
-    """Return the settings that seed 004 fixes, where they differ from those of a generic consumer."""
+    """Return the settings of seed 004 that differ from the defaults of ``RabbitConsumer``."""
     return {"schemas": SchemaRegistry(), "exhausted": "drop", "without_dead_letters": "discard"}
 
 
 def _require_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    # Compared by identity of type too: 1 == True, and "poison_guard=1" is a mistake.
+    # The type is compared too: 1 == True, and "poison_guard=1" is a mistake.
     if not any(value == choice and type(value) is type(choice) for choice in choices):
         raise ConfigurationError(f"{name} must be one of {', '.join(map(repr, choices))}")
 

@@ -1,16 +1,16 @@
-"""Decide what happens to a delivery: one table, one function, no I/O. SPEC(004 §4, §5).
+"""Decide the disposition of a delivery: one table, one function, no I/O. SPEC(004 §4, §5).
 
     verdict                        first time       seen before
     ─────────────────────────────  ───────────────  ───────────────────────────────
     Done                           ACK              ACK
     Refused, Unreadable            REQUEUE          DEAD_LETTER
     Rejected                       DEAD_LETTER      DEAD_LETTER
-    Exhausted (x-death)            MOVE, DROP or DEAD_LETTER: as ``exhausted`` says
-    ContractBroken, KeyFault       STOP             STOP, with poison_guard: DEAD_LETTER_AND_STOP (once a process)
+    Exhausted (x-death)            MOVE, DROP or DEAD_LETTER: by the setting ``exhausted``
+    ContractBroken, KeyFault       STOP             STOP, with poison_guard: DEAD_LETTER_AND_STOP (once per process)
 
-The policy decides what "seen before" is. ``redelivered`` takes the broker's flag, which means *perhaps* delivered
-before: one crash marks everything that was in the prefetch window. ``delivery_count`` takes the quorum queue's own
-count, where the queue can have written it: any publisher can write headers.
+The policy defines "seen before". ``redelivered`` uses the broker's flag, which means *perhaps* delivered before: one
+crash marks every message in the prefetch window. ``delivery_count`` uses the count of the quorum queue, but only on a
+redelivery: at a first delivery a publisher may have written the header.
 
 See docs/decisions/0021.
 """
@@ -36,26 +36,26 @@ Verdict = Done | Refused | Rejected | Unreadable | Exhausted | ContractBroken | 
 
 
 class Disposition(Enum):
-    """What can happen to a delivery."""
+    """The way in which a delivery is settled, or left unsettled."""
 
     ACK = "ack"
-    DROP = "drop"  # acknowledged without having been processed
+    DROP = "drop"  # acknowledged without processing
     REQUEUE = "requeue"
     DEAD_LETTER = "dead_letter"
     MOVE = "move"  # published to ``<queue>.dead`` by the consumer, then acknowledged
-    STOP = "stop"  # left unsettled: it goes back to the queue when the channel closes
+    STOP = "stop"  # left unsettled: it returns to the queue when the channel closes
     DEAD_LETTER_AND_STOP = "dead_letter_and_stop"
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryFacts:
-    """What the broker says about a delivery.
+    """Facts about a delivery, from the broker.
 
     Attributes:
         redelivered: The flag of the delivery.
-        delivery_count: ``x-delivery-count``, None where the queue does not count.
-        counts_failures: Whether the queue counts only failures, and the deliveries apart from them in
-            ``x-acquired-count`` (RabbitMQ 4.3): a missing count then means no failure.
+        delivery_count: ``x-delivery-count``; None if it is missing.
+        counts_failures: True if the queue counts only failures there, and all deliveries in ``x-acquired-count``
+            (RabbitMQ 4.3). A missing count then means no failure.
     """
 
     redelivered: bool
@@ -65,13 +65,13 @@ class DeliveryFacts:
 
 @dataclass(frozen=True, slots=True)
 class SettlePolicy:
-    """The choices a deployment makes.
+    """The settings that decide dispositions; see ``RabbitSettings``.
 
     Attributes:
-        name: How "seen before" is found out.
-        max_requeues: With ``delivery_count``: how often a failing message is put back.
-        exhausted: What becomes of a message past ``max_retries``.
-        poison_guard: Whether a message that was seen before and breaks the system is dead-lettered.
+        name: The definition of "seen before".
+        max_requeues: With ``delivery_count``: how often a failing message returns to the queue.
+        exhausted: Treatment of a message past ``max_retries``.
+        poison_guard: Dead-letter a message that was seen before and breaks the contract.
     """
 
     name: PolicyName = "redelivered"
@@ -82,16 +82,16 @@ class SettlePolicy:
     def seen_before(self, facts: DeliveryFacts) -> bool:
         """Return whether the message has used up its requeues."""
         if self.name == "redelivered" or not facts.redelivered:
-            return facts.redelivered  # at a first delivery a count is a publisher's, or copied from another queue
+            return facts.redelivered  # at a first delivery, a publisher or another queue has written the count
         if not facts.delivery_count and not facts.counts_failures:
-            # The queue does not count (a classic one): one that does has counted this delivery. Dead-lettering early
-            # is the preferred loss here: the other reading would requeue a message without end.
+            # The queue is a classic one and does not count: a quorum queue would have counted this redelivery. Prefer
+            # to dead-letter early: the alternative is to requeue a message without end.
             return True
         return (facts.delivery_count or 0) >= self.max_requeues
 
 
 def attempt_of(facts: DeliveryFacts, policy: SettlePolicy) -> tuple[int, int] | None:
-    """Return which attempt at the message this is, and how many it has at most; None where that is not known."""
+    """Return the number of this attempt and the maximum number of attempts; None if unknown."""
     if policy.name == "redelivered":
         return (2 if facts.redelivered else 1), 2
     most = policy.max_requeues + 1
@@ -110,7 +110,7 @@ _EXHAUSTED: Final[dict[OnExhausted, Disposition]] = {
 
 
 def decide(verdict: Verdict, facts: DeliveryFacts, policy: SettlePolicy) -> Disposition:
-    """Return what happens to a delivery with this verdict."""
+    """Return the disposition of a delivery with this verdict."""
     match verdict:
         case Done():
             return Disposition.ACK

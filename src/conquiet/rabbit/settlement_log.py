@@ -1,4 +1,4 @@
-"""The log lines of a message that was not processed: id, attempt n of m, what becomes of it and why; no contents."""
+"""Log a message that was not processed: its id, attempt n of m, its disposition and the reason, but no contents."""
 
 import logging
 from typing import Final
@@ -10,7 +10,7 @@ from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.settle import Disposition, Exhausted, Verdict
 from conquiet.rabbit.syncer import ContractBroken
 
-logger = FactLogger("conquiet.rabbit.dispatcher")  # where operators know it from
+logger = FactLogger("conquiet.rabbit.dispatcher")  # the name that operators filter by
 
 _DESTINATION: Final = {
     Disposition.DROP: "dropped",
@@ -23,7 +23,7 @@ _STOPPING: Final = {
     Disposition.DEAD_LETTER_AND_STOP: "fatal error, the consumer stops and dead-letters the message",
 }
 _GOES_ON: Final = frozenset({Disposition.DROP, Disposition.REQUEUE})
-"""What is logged as a warning; the rest as an error."""
+"""Dispositions that are logged as warnings; the others are errors."""
 
 
 def report_unprocessed(
@@ -34,14 +34,14 @@ def report_unprocessed(
     *,
     tracebacks: bool,
 ) -> None:
-    """Log what becomes of a message that was not processed, and why; with ``tracebacks``, the syncer's whole one.
+    """Log disposition and reason of a message that was not processed.
 
     Args:
         delivery: The message.
-        verdict: Why it was not processed.
-        disposition: What becomes of it.
-        attempt: Which attempt it was, and of how many; None if that is not known.
-        tracebacks: Whether the traceback of the syncer's error is logged as a whole.
+        verdict: The reason why it was not processed.
+        disposition: How it is settled.
+        attempt: Number of the attempt, and the maximum; None if unknown.
+        tracebacks: Log the whole traceback of the syncer's error.
     """
     level = logging.WARNING if disposition in _GOES_ON else logging.ERROR
     if not logger.is_enabled(level):
@@ -59,7 +59,7 @@ def report_unprocessed(
     error = verdict.error if isinstance(verdict, ContractBroken) else None
     why = ": %(reason)s" if error is None else ""
     if disposition in _STOPPING:
-        # Of the exception its class, line and frames: its text may quote the message.
+        # Logs class, line and frames of the exception, not its text: that may quote the message.
         logger.failure(logging.ERROR, _STOPPING[disposition] + why, error, tracebacks=tracebacks, **facts)
         return
     text = "message %(message_id)s not processed" if message_id is not None else "message not processed"

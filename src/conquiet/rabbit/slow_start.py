@@ -1,19 +1,19 @@
-"""Slow start of a link: limit what a message that kills its process does to the messages beside it.
+"""Start a link slowly, so that a message that kills its process affects few other messages.
 
 When a process dies, the broker marks its whole prefetch window as redelivered, and a quorum queue counts a delivery for
-each message in it toward the delivery limit. So a link to a queue that holds messages begins with a prefetch of 1:
+each message in it toward the delivery limit. So a link to a non-empty queue begins with a prefetch of 1:
 
-- A message that was redelivered twice or more (``x-delivery-count``) is a suspect. It runs with nothing else
+- A message that was redelivered twice or more (``x-delivery-count``) is a suspect. It runs while no other message is
   prefetched, so that only the message that kills is counted.
-- At the first other message the prefetch is widened. If that message was delivered before, the link first gathers what
-  comes, then runs new messages before redelivered ones, and those in random order, at first one, then two, then four
-  at once. A classic queue does not count, and always delivers the killer at the same place: with another order at each
-  start, and few beside it, the others get through.
+- At the first other message the prefetch is widened. If that message was delivered before, the link gathers deliveries
+  for a short time. Then it runs new messages first, and after them the redelivered ones in random order: first one,
+  then two together, then four. A classic queue does not count, and always delivers the killer at the same position.
+  With another order at each start, and few messages running together, the other messages are processed.
 
-A prefetch counts for consumers that begin after it was set, so widening cancels the first consumer and begins another
-one. The message that allows it starts only when the broker has confirmed the cancellation. Until then it is unsettled,
-so the first consumer's window is full. If it were settled earlier, the broker could deliver to a consumer that is being
-cancelled, and a quorum queue (RabbitMQ 3.10) takes such a delivery back by itself and counts it.
+A prefetch applies to consumers that begin after it was set. So widening cancels the first consumer and begins another
+one. The message that caused the widening starts only when the broker has confirmed the cancellation. Until then it is
+unsettled, and the first consumer's window is full. If it were settled earlier, the broker could deliver to a consumer
+that is being cancelled, and a quorum queue (RabbitMQ 3.10) requeues such a delivery and counts it.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ from conquiet.rabbit.connection import Link
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.frames import Arrival
 
-_SUSPECT_FROM: Final = 2  # one return is an ordinary stop or a lost connection
+_SUSPECT_FROM: Final = 2  # an ordinary stop or a lost connection explains one redelivery
 _GATHER_S: Final = 0.05
 NARROW: Final = "+"
-"""Follows the consumer tag until the window is widened: with one tag for both consumers a quorum queue counts twice."""
+"""Suffix of the first consumer's tag: if both consumers had the same tag, a quorum queue would count twice."""
 
 
 def is_suspect(delivery: Delivery) -> bool:
@@ -38,15 +38,15 @@ def is_suspect(delivery: Delivery) -> bool:
 
 
 class SlowStart:
-    """The start of one link. Belongs to the event loop's thread.
+    """The slow start of one link. Used only in the event loop's thread.
 
     Args:
         link: The link.
-        submit: Gives deliveries to the dispatcher.
+        submit: Passes deliveries to the dispatcher.
         queue: The queue to consume.
         tag: The consumer tag.
-        window: The whole prefetch window.
-        depth: Messages in the queue. An empty queue needs no slow start.
+        window: The full prefetch window.
+        depth: Number of messages in the queue. An empty queue needs no slow start.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class SlowStart:
         self._running: set[Delivery] = set()
 
     async def consume(self, accept: Callable[[list[Arrival]], list[Delivery]]) -> None:
-        """Begin the first consumer of the link; ``accept`` makes deliveries of what arrives."""
+        """Begin the first consumer of the link. ``accept`` converts arrivals to deliveries."""
         await self._link.consume(
             self._queue,
             tag=self._tag if self._is_over else f"{self._tag}{NARROW}",
@@ -94,7 +94,7 @@ class SlowStart:
             self._task = asyncio.get_running_loop().create_task(self._go_wide())
 
     def finished(self, delivery: Delivery) -> None:
-        """Record the end of a run; after the last one of a batch start the next, twice as large."""
+        """Record the end of a run. After the last run of a batch, start the next batch, twice as large."""
         if delivery in self._running:
             self._running.discard(delivery)
             if not self._running:
@@ -102,12 +102,12 @@ class SlowStart:
                 self._start_batch()
 
     async def end(self) -> None:
-        """Submit what was gathered, and end the task that widens the window."""
+        """Submit the gathered deliveries, and end the task that widens the window."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait((task,))
-        self._batch = len(self._gathered or ()) + len(self._again) + 1  # nothing new starts, or the link is gone
+        self._batch = len(self._gathered or ()) + len(self._again) + 1  # no message starts, or the link is lost
         self._release()
         self._start_batch()
 
@@ -120,7 +120,7 @@ class SlowStart:
             if self._gathered is not None:
                 await asyncio.sleep(_GATHER_S)
         except RabbitError as error:
-            # Without an answer the broker may have no consumer of ours, and would never send again on this link.
+            # Without a reply, the broker may have no consumer for this link, and would never deliver on it again.
             self._link.give_up(error)
         self._release()
 

@@ -1,4 +1,4 @@
-"""Spans around a syncer and around a publication, if tracing is installed; see ``core.tracing``."""
+"""Create the spans of syncer runs, if tracing is installed; see ``core.tracing``."""
 
 from collections.abc import Sequence
 from types import TracebackType
@@ -18,7 +18,7 @@ class ProcessSpan:
         self._span = span
 
     def record(self, report: object) -> None:
-        """Note what the syncer returned."""
+        """Record the result of the syncer."""
         if self._span is None:
             return
         self._span.set("conquiet.settlement", type(report).__name__.lower())
@@ -45,7 +45,7 @@ NO_SPAN: Final = ProcessSpan(None)
 
 
 def process_span(delivery: Delivery) -> ProcessSpan:
-    """Return the span of a run; one object that does nothing without tracing."""
+    """Return the span of a run; without tracing, a shared object that does nothing."""
     if tracing.active is None:
         return NO_SPAN
     return ProcessSpan(
@@ -69,7 +69,7 @@ def _member(delivery: Delivery) -> tracing.BatchMember:
 
 
 def _attempt(delivery: Delivery) -> int | None:
-    """Return which attempt this is; None where the queue does not count."""
+    """Return the number of this attempt; None if the queue does not count."""
     if not delivery.redelivered:
         return 1
     count = delivery.facts.delivery_count

@@ -20,15 +20,15 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The syncer returned False: worth one more attempt."""
+    """The syncer returned False: the message may be tried again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The syncer raised :class:`DeadLetterNow`: another attempt would end in the same way.
+    """The syncer raised :class:`DeadLetterNow`: another attempt would fail in the same way.
 
     Attributes:
-        reason: The text of the exception, which its author wrote to be stored.
+        reason: The text of the exception. It is logged and stored.
     """
 
     reason: str
@@ -39,8 +39,8 @@ class ContractBroken:
     """The syncer raised or returned something that is not a boolean: a permanent failure of the system.
 
     Attributes:
-        reason: Built from type names only; an exception's text may quote the message.
-        error: What was raised, if anything.
+        reason: Contains type names only, because an exception's text may quote the message.
+        error: The exception, if one was raised.
     """
 
     reason: str
@@ -49,7 +49,7 @@ class ContractBroken:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """The syncer raised ``InfrastructureError``: a server it needs is away, and the message is not at fault.
+    """The syncer raised ``InfrastructureError``: a server that it needs is unavailable; the message is not at fault.
 
     Attributes:
         error: Name of the exception's type.
@@ -67,7 +67,7 @@ class Postponed:
 
 SyncerResult = Done | Refused | Rejected | ContractBroken
 Interruption = Unavailable | Postponed
-"""The run had no result. The delivery stays unsettled and is run again; no attempt is counted."""
+"""The run had no result. The delivery stays unsettled and runs again. No attempt is counted."""
 
 DONE: Final = Done()
 REFUSED: Final = Refused()
@@ -77,21 +77,20 @@ POSTPONED: Final = Postponed()
 class Requeue(ConquietError):  # noqa: N818 - an instruction to the consumer, not an error
     """Raised by a syncer: return the message to the queue without counting an attempt.
 
-    The consumer keeps the delivery unsettled and calls the syncer again after a short pause, which grows from 0.2 s to
-    10 s. The message is never dead-lettered because of it. If the consumer stops meanwhile, the message goes back to
-    the queue.
+    The consumer keeps the delivery unsettled and calls the syncer again after a pause, which grows from 0.2 s to 10 s.
+    The message is never dead-lettered because of it. If the consumer stops meanwhile, the message returns to the queue.
     """
 
 
 class DeadLetterNow(ConquietError):  # noqa: N818 - an instruction to the consumer, not an error
-    """Raised by a syncer: dead-letter the message at once, without a requeue.
+    """Raised by a syncer: dead-letter the message now, without a requeue.
 
-    Its text is kept as the reason, in logs and in the dead letter: it must not quote the message.
+    The text of the exception is stored as the reason, in logs and in the dead letter. It must not quote the message.
     """
 
 
 def interpret_result(result: object) -> SyncerResult:
-    """Interpret what the syncer returned. Only the two booleans count: 1 and 0 are not booleans."""
+    """Interpret the return value of the syncer. Only True and False are valid; 1 and 0 are not."""
     if result is True:
         return DONE
     if result is False:
@@ -104,7 +103,7 @@ def interpret_result(result: object) -> SyncerResult:
 
 
 def interpret_error(error: BaseException, *, who: str = "the syncer") -> Rejected | ContractBroken | Interruption:
-    """Interpret what the syncer, or a step before it, raised."""
+    """Interpret an exception of the syncer, or of a step before it."""
     if isinstance(error, Requeue):
         return POSTPONED
     if isinstance(error, DeadLetterNow):

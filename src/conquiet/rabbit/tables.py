@@ -1,12 +1,12 @@
-"""Read and write AMQP field tables. Pure.
+"""Decode and encode AMQP field tables. Pure.
 
-The client library gives up a whole table for one value it cannot read (a timestamp in milliseconds, an infinite
-double), cuts floats down to integers and writes none. Any publisher may write headers, and retries depend on them. Here
-one value that cannot be read becomes None and everything around it stays.
+The client library discards a whole table because of one value that it cannot decode (a timestamp in milliseconds, an
+infinite double). It also truncates floats to integers and cannot encode floats. Any publisher may write headers, and
+retries depend on them. Here a value that cannot be decoded becomes None, and all other values stay.
 
     table ::= { short string (name), value }        value ::= type code, then
         t b B u U s I i l L f d T D V      a fixed number of bytes
-        S x A F                            four bytes with the length, then so many bytes
+        S x A F                            the length in four bytes, then the content
 
 See docs/decisions/0020.
 """
@@ -50,7 +50,7 @@ class _UnreadableError(Exception):
 
 # ------------------------------------------------------------------ reading
 def text_or_bytes(raw: bytes) -> str | bytes:
-    """Return text, or the bytes themselves where they are not UTF-8."""
+    """Return the text, or the bytes unchanged if they are not UTF-8."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -58,15 +58,15 @@ def text_or_bytes(raw: bytes) -> str | bytes:
 
 
 def read_table(raw: bytes) -> dict[str | bytes, Any]:
-    """Read a table (without the length before it); whatever the bytes are, nothing is raised.
+    """Decode a table without its length prefix. No bytes cause an exception.
 
-    A value that cannot be read is None. Where its length is unknown, the table ends before it.
+    A value that cannot be decoded is None. If its length is unknown, the table ends before it.
     """
     return _read_table(raw, 0, len(raw), 0)
 
 
 def cut_table(raw: bytes, names: Collection[str]) -> bytes:
-    """Return a table without some of its fields and with all others byte for byte. Nothing is raised."""
+    """Return an encoded table without some of its fields. The bytes of all others are unchanged. Never raises."""
     kept, at, end = [], 0, len(raw)
     unwanted = {name.encode() for name in names}
     try:
@@ -82,7 +82,7 @@ def cut_table(raw: bytes, names: Collection[str]) -> bytes:
 
 
 def _span(raw: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return where the content of the value at this place begins, and where it ends."""
+    """Return begin and end of the content of the value at this position."""
     if at >= end:
         raise _UnreadableError
     start, size = at + 1, _SIZES.get(raw[at])
@@ -150,11 +150,11 @@ def _read_time(seconds: int) -> datetime | None:
 
 # ------------------------------------------------------------------ writing
 def pack_short(value: object) -> bytes:
-    """Return a short string with its length before it.
+    """Return a short string with its length prefix.
 
     Raises:
-        TypeError: It is neither text nor bytes.
-        ValueError: It is longer than 255 bytes, or not a text that can be encoded.
+        TypeError: The value is neither text nor bytes.
+        ValueError: It is longer than 255 bytes, or a text that cannot be encoded.
     """
     if not isinstance(value, str | bytes):
         raise TypeError
@@ -165,7 +165,7 @@ def pack_short(value: object) -> bytes:
 
 
 def pack_table(table: object) -> bytes:
-    """Return a table with its length before it.
+    """Return an encoded table with its length prefix.
 
     Raises:
         Exception: TypeError, ValueError, ArithmeticError, RecursionError or struct.error: AMQP cannot hold a value.
@@ -196,7 +196,7 @@ def _pack_number(value: Any) -> bytes:
     if isinstance(value, int):
         return _pack_int(b"I", value) if -(2**31) <= value < 2**31 else _pack_long(b"l", value)
     if isinstance(value, float):
-        if not math.isfinite(value):  # the broker cannot read it, and closes the sender's connection
+        if not math.isfinite(value):  # the broker cannot decode it, and closes the sender's connection
             raise ValueError
         return _pack_double(b"d", value)
     if isinstance(value, datetime):

@@ -1,4 +1,4 @@
-"""Messages that are taken from a queue to be read, and returned to it or deleted."""
+"""Take messages from a queue to read them, and then release or delete them."""
 
 import asyncio
 from typing import Final
@@ -15,7 +15,7 @@ _RELEASE_POLL_S: Final = 0.005
 
 
 class TakenMessages:
-    """Messages taken from a queue. Those not acknowledged are released at the end: earlier, each would come again."""
+    """Messages taken from a queue. Unacknowledged ones are released only at the end, or they would be taken again."""
 
     def __init__(self, link: Link, queue: str, depth: int) -> None:
         self.link = link
@@ -26,7 +26,7 @@ class TakenMessages:
         self._tags: list[int] = []
 
     async def next(self) -> Fetched | None:
-        """Take the next message, of those there were at the start."""
+        """Take the next message; None after the number of messages that were there at the start."""
         if self.position == self.depth or (message := await self.link.fetch(self._queue)) is None:
             return None
         self.position += 1
@@ -34,7 +34,7 @@ class TakenMessages:
         return message
 
     def acknowledge(self, message: Fetched) -> bool:
-        """Delete the newest message from the queue; False if the connection is lost."""
+        """Delete a taken message from the queue. Return False if the connection is lost."""
         if not self.link.ack(singles=(message.tag,)):
             return False
         self._tags.remove(message.tag)
@@ -50,12 +50,13 @@ class TakenMessages:
         )
 
     async def release(self) -> None:
-        """Return what is not acknowledged. The end of the link would do it too, and newer brokers count that.
+        """Release all unacknowledged messages. Closing the link would do that too, but newer brokers count it.
 
-        A quorum queue has a consumer for each message that was got, and its members may disagree about the order in
-        which the end of a channel returns the messages of more than 32 consumers (seen on RabbitMQ 3.10). If another
-        member leads later, it deletes other messages than those that were acknowledged. So not many are on their way
-        when the channel is closed: the broker's answer to a close does not wait for them.
+        A quorum queue has one consumer for each message taken with basic.get. If the end of a channel releases the
+        messages of more than 32 consumers, the members of the queue may disagree about their order (seen on RabbitMQ
+        3.10). If another member becomes the leader later, it deletes other messages than the acknowledged ones. So
+        only a few releases may be unfinished when the channel is closed: the broker does not complete them before its
+        reply to the close.
         """
         is_waiting = len(self._tags) > _RELEASED_AT_ONCE
         for start in range(0, len(self._tags), _RELEASED_AT_ONCE):
@@ -64,13 +65,13 @@ class TakenMessages:
                 ready = await self.link.depth(self._queue) if is_waiting else 0
                 for tag in tags:
                     self.link.nack_requeue(tag)
-                # Not returned: another consumer has taken them, and would take those that follow, too.
+                # If they do not appear in the queue, another consumer takes them: do not wait for the next ones.
                 is_waiting = is_waiting and await self._is_ready(ready + len(tags))
             except RabbitError:
                 return  # the link is lost: the broker returns the others
 
     async def _is_ready(self, number: int) -> bool:
-        """Wait until the queue has so many messages to give; False if it has not in time."""
+        """Wait until the queue has this number of ready messages. Return False on a timeout."""
         now = asyncio.get_running_loop().time
         deadline = now() + _RELEASE_WAIT_S
         while await self.link.depth(self._queue) < number:

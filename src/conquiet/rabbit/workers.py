@@ -1,8 +1,9 @@
 """Run the syncer: coroutines in the worker pool, plain functions in a fixed set of threads.
 
-Both run at most ``concurrency`` messages at once and report each one exactly once to ``finish``, in the event loop's
-thread. A message whose link was lost before it started is skipped, because the broker delivers it again. Each message
-has its own context variables. After a fatal verdict nothing starts; ``take_unstarted`` returns what waited.
+Both run at most ``concurrency`` messages concurrently and report each one exactly once to ``finish``, in the event
+loop's thread. If the link is lost before a message starts, the message is skipped, because the broker delivers it
+again. Each message has its own context variables. After a fatal verdict no message starts; ``take_unstarted`` returns
+the waiting ones.
 """
 
 import asyncio
@@ -34,36 +35,36 @@ class SyncerWorkers(Protocol):
         ...
 
     def submit(self, deliveries: list[Delivery]) -> None:
-        """Queue deliveries; each starts when a worker is free."""
+        """Queue deliveries. Each starts when a worker is free."""
         ...
 
     def halt(self) -> None:
-        """Start nothing from now on. Only assigns: for any thread, and for a signal handler."""
+        """Start no message from now on. Only assigns, so any thread and a signal handler may call it."""
         ...
 
     def take_unstarted(self) -> list[Delivery]:
-        """Remove and return what has not started."""
+        """Remove and return unstarted deliveries."""
         ...
 
     @property
     def running(self) -> int:
-        """Number of messages the syncer is handling."""
+        """Number of messages that the syncer is handling."""
         ...
 
     def owns_current_task(self) -> bool:
-        """Return whether the caller is the syncer itself: it cannot wait for its own end."""
+        """Return whether the syncer is calling: it cannot wait for its own end."""
         ...
 
     async def drained(self) -> None:
-        """Wait until nothing runs."""
+        """Wait until no message is running."""
         ...
 
     def abandon(self) -> int:
-        """End all workers without waiting. Return how many messages the syncer was handling; 0 at a second call."""
+        """End all workers without waiting. Return the number of messages in the syncer; 0 at a second call."""
         ...
 
     async def close(self) -> int:
-        """End all workers and return how many messages were abandoned."""
+        """End all workers and return the number of abandoned messages."""
         ...
 
 
@@ -92,7 +93,7 @@ class TaskWorkers:
 
     def halt(self) -> None:
         """See :class:`SyncerWorkers`."""
-        self._halted = True  # not pool.pause(), which may be called in the event loop's thread only
+        self._halted = True  # not pool.pause(), which must be called in the event loop's thread
 
     def take_unstarted(self) -> list[Delivery]:
         """See :class:`SyncerWorkers`."""
@@ -160,13 +161,13 @@ class TaskWorkers:
             report = interpret_error(error, who=who)
         self._finish(delivery, report)
         if not self._pool.waiting:
-            delivery.session.flush()  # one iteration of the loop earlier than the scheduled flush
+            delivery.session.flush()  # one iteration of the loop before the scheduled flush
 
 
 class ThreadWorkers:
-    """Runs a plain function in threads, so that it delays no heartbeat however long it blocks.
+    """Runs a plain function in threads, so that a blocking call never delays a heartbeat.
 
-    The threads are daemons: one that hangs must not keep the process from ending after the grace period.
+    The threads are daemons: a hanging thread must not keep the process from ending after the grace period.
     """
 
     def __init__(self, syncer: Callable[[Any], object], pipeline: Pipeline, concurrency: int, finish: Finish) -> None:
@@ -177,13 +178,13 @@ class ThreadWorkers:
         self._finish = finish
         self._loop = asyncio.get_running_loop()
         self._buffer: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
-        # Everything submitted and not reported. Only the loop's thread touches it, so it needs no lock.
+        # All deliveries submitted and not reported. Only the loop's thread uses it, so it needs no lock.
         self._outstanding: set[Delivery] = set()
         self._reports: deque[tuple[Delivery, RunResult | None]] = deque()
         self._report_scheduled = False
         self._unstarted: list[Delivery] = []  # taken by a thread after the halt
         self._idle = asyncio.Event()
-        # Also set by a thread: the loop sees a fatal verdict, or a stop, later than the next get() returns.
+        # Set by the threads too: the next get() may return before the loop handles a fatal verdict or a stop.
         self._halted = False
         self._closing = False
 
@@ -205,7 +206,7 @@ class ThreadWorkers:
     def take_unstarted(self) -> list[Delivery]:
         """See :class:`SyncerWorkers`."""
         unstarted, self._unstarted = self._unstarted, []
-        while not self._closing:  # after that the queue holds only the marks that end the threads
+        while not self._closing:  # once closing, leave the marks in the queue that end the threads
             try:
                 delivery = self._buffer.get_nowait()
             except queue.Empty:
@@ -231,7 +232,7 @@ class ThreadWorkers:
             await self._idle.wait()
 
     def abandon(self) -> int:
-        """See :class:`SyncerWorkers`. A thread cannot be cancelled: it runs on until the process ends."""
+        """See :class:`SyncerWorkers`. A thread cannot be cancelled: it runs until it returns or the process ends."""
         if self._closing:
             return 0
         self._closing = True
@@ -250,8 +251,8 @@ class ThreadWorkers:
             if verdict is not DONE and isinstance(verdict, ContractBroken | KeyFault):
                 self._halted = True
             self._reports.append((delivery, verdict))
-            # Two threads may both find it unset: the second callback finds nothing to do. None is missing, because
-            # the loop unsets the flag before it reads the reports.
+            # Two threads may both find the flag unset; then the second callback has nothing to do. No report is left
+            # behind, because the loop unsets the flag before it reads the reports.
             if not self._report_scheduled:
                 self._report_scheduled = True
                 try:
@@ -276,7 +277,7 @@ class ThreadWorkers:
 
     def _report(self) -> None:
         self._report_scheduled = False
-        while self._reports and not self._closing:  # once closing, what is left counts as abandoned
+        while self._reports and not self._closing:  # once closing, the remaining messages count as abandoned
             delivery, verdict = self._reports.popleft()
             self._outstanding.discard(delivery)
             if verdict is not None:
@@ -290,4 +291,4 @@ class ThreadWorkers:
 
 
 def _ignore() -> None:
-    """Stand in for a fetcher: the broker sends by itself."""
+    """Do nothing when a worker is free: the broker sends messages without a request."""
