@@ -18,8 +18,8 @@ from typing import Any, Final, Protocol, runtime_checkable
 from conquiet.errors import LifecycleError
 
 _SLICE_S: Final = 0.1
-"""Longest sleep without a check for a stop. An event would end a sleep immediately, but setting it takes a lock, which a
-signal handler must not do."""
+"""Longest sleep without a check for a stop. An event could end a sleep, but setting it takes a lock, which a signal
+handler must not do."""
 
 
 class Status(Enum):
