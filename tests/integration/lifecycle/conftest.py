@@ -64,8 +64,8 @@ class Subject:
     Attributes:
         feed: Adds one message.
         left: Counts messages that are not acknowledged.
-        polled: The servers that the worker asks again and again, and part of a request that waits. (Not one that opens
-            a connection: that has a timeout of its own.) At the other servers a request waits already, or none.
+        polled: The servers that the worker polls, each with a part of the request that waits for a reply. A request that
+            opens a connection does not count: it has a separate timeout.
     """
 
     worker: Any
@@ -87,7 +87,7 @@ class Subject:
         await (self.worker.close() if self.is_async else asyncio.to_thread(self.worker.close))
 
     async def stall(self) -> None:
-        """Let no server answer any more. Return when a request to each polled server has no answer."""
+        """Stop all replies. Return when a request to each polled server waits."""
         for proxy, request in self.polled.items():
             await asyncio.to_thread(proxy.stall_next_reply, request)
             await asyncio.to_thread(proxy.wait_for_fault)
@@ -113,7 +113,7 @@ class Makers:
         return proxy.url_for(url), proxy
 
     def _redis(self) -> tuple[Any, redis.Redis, FaultProxy, str]:
-        """Return a client behind a proxy, one that sees the server itself, the proxy, and a name for a stream."""
+        """Return a client behind a proxy, a direct client, the proxy, and a name for a stream."""
         url, proxy = self._behind("redis_url")
         client, direct = redis.Redis.from_url(url), redis.Redis.from_url(self._request.getfixturevalue("redis_url"))
         self._stack.callback(client.close)
@@ -224,7 +224,7 @@ class Makers:
 
 
 def close_quietly(connection: Any) -> None:
-    """Close a connection whose vhost may be gone already."""
+    """Close a connection. Its vhost may be deleted already."""
     with suppress(pika.exceptions.AMQPError):
         connection.close()
 
