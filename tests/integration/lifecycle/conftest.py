@@ -64,8 +64,8 @@ class Subject:
     Attributes:
         feed: Adds one message.
         left: Counts messages that are not acknowledged.
-        polled: The servers that the worker polls, each with a part of the request that waits for a reply. A request that
-            opens a connection does not count: it has a separate timeout.
+        polled: The servers that the worker polls, each with a part of the request that waits for a reply. A request
+            that opens a connection does not count: it has a separate timeout.
     """
 
     worker: Any
