@@ -14,7 +14,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
 from sqlalchemy.pool import StaticPool
 
-from conquiet import App, QueueConfig, QueueConsumer, QueueWorker
+from conquiet import App, AppSettings, QueueConfig, QueueConsumer, QueueWorker, RuntimeSettings
 from conquiet.app.database_probe import DatabaseProbe
 from conquiet.app.worker_group import WorkerGroup
 from conquiet.core.functions import is_coroutine_function
@@ -27,6 +27,10 @@ from conquiet.testing import FaultProxy, wait_until_async
 from conquiet.transactional import DatabaseRetention, Inbox, OutboxRelay, Purger, ToStream, create_tables
 
 Proxies = Callable[[str], FaultProxy]
+
+
+RUNTIME = RuntimeSettings(claim_idle_ms=600_000)
+"""No timeout for a silent Redis is shorter than 10 s then."""
 
 
 @dataclass
@@ -138,12 +142,12 @@ class Makers:
 
     def consumer(self) -> Subject:
         client, direct, proxy, stream = self._redis()
-        worker = Consumer(redis=client, streams=[stream], handler=self.hold.run, claim_idle_ms=600_000)
+        worker = Consumer(redis=client, streams=[stream], handler=self.hold.run, settings=RUNTIME)
         return self._of_stream(worker, direct, proxy, stream, "processor")
 
     def processor(self) -> Subject:
         client, direct, proxy, stream = self._redis()
-        worker = Processor(client, [stream])
+        worker = Processor(client, [stream], runtime=RUNTIME)
         worker.handler("pay")(self.hold.run)
         made = self._of_stream(worker, direct, proxy, stream, "processor")
         made.feed = lambda: direct.xadd(stream, {"data": '{"v": 1, "event": "pay", "id": "a"}'})
@@ -151,7 +155,7 @@ class Makers:
 
     def partitioned(self) -> Subject:
         client, direct, proxy, stream = self._redis()
-        worker = PartitionedProcessor(client, stream, partitions=2)
+        worker = PartitionedProcessor(client, stream, partitions=2, runtime=RUNTIME)
         worker.handler("pay")(self.hold.run)
         first = partition_name(stream, 0)
         made = self._of_stream(worker, direct, proxy, first, "processor")
@@ -209,7 +213,7 @@ class Makers:
     def app(self) -> Subject:
         client, direct, proxy, stream = self._redis()
         engine, database = self.database("postgres_url")
-        worker = App(stream, redis=client, database=engine)
+        worker = App(stream, redis=client, database=engine, settings=AppSettings(runtime=RUNTIME))
         hold = self.hold
 
         @worker.handler("pay")

@@ -11,8 +11,8 @@ from conquiet.core.lifecycle import Status, Worker
 from conquiet.errors import LifecycleError
 from conquiet.testing import wait_until, wait_until_async
 
-SOON_S = 4.0
-"""Less than any timeout of a worker for a server that does not reply."""
+SOON_S = 8.0
+"""Less than any timeout of a worker for a server that does not reply: 10 s."""
 
 every_worker = pytest.mark.parametrize("subject", ALL, indirect=True)
 every_worker_with_handlers = pytest.mark.parametrize("subject", WITH_HANDLERS, indirect=True)
