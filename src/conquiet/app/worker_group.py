@@ -108,6 +108,6 @@ class WorkerGroup(BackgroundWorker):
                 return await worker.run()
             return await asyncio.to_thread(worker.run)
         except LifecycleError:
-            # A worker that was stopped between the check above and its start refuses to start.
+            # A worker that was stopped before its start refuses to start.
             if not self._life.is_stopping:
                 raise
