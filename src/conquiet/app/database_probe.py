@@ -49,7 +49,7 @@ class DatabaseProbe(BackgroundWorker):
         self._life.start()
         try:
             while not self._life.is_stopping:
-                # A thread that nothing waits for: a database that does not answer must not delay a stop.
+                # A thread that nothing waits for: a database that does not reply must not delay a stop.
                 probing = threading.Thread(target=self._probe, name="conquiet-database-probe", daemon=True)
                 probing.start()
                 await self._wait_for(probing)

@@ -17,7 +17,7 @@ class WorkerGroup(BackgroundWorker):
 
     Args:
         workers: Asyncio workers run on the loop, synchronous ones in a thread each.
-        background: Workers whose health does not count: the group is ready even while they fail.
+        background: Workers that do not count for the health: the group is ready even while they fail.
     """
 
     name = "workers"
@@ -82,7 +82,7 @@ class WorkerGroup(BackgroundWorker):
                 worker.stop()
 
     def health(self) -> Health:
-        """Return whether all workers do their work, else the reason of each one that does not. Never raises."""
+        """Return whether all workers do their work, else the reasons of the others. Never raises."""
         states = [(worker.name, worker.health()) for worker in self._needed]
         reasons = [f"{name}: {health.reason}" for name, health in states if not health.ready]
         counts = [health.handled for _, health in states if health.handled is not None]
@@ -108,6 +108,6 @@ class WorkerGroup(BackgroundWorker):
                 return await worker.run()
             return await asyncio.to_thread(worker.run)
         except LifecycleError:
-            # A worker that was stopped between the check above and its start refuses to start.
+            # A worker that was stopped before its start refuses to start.
             if not self._life.is_stopping:
                 raise

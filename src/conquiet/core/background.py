@@ -1,6 +1,7 @@
 """``async with`` of the asyncio workers: entering runs the worker in the background, leaving closes it."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -11,22 +12,22 @@ from conquiet.core.lifecycle import Health
 _POLL_S: Final = 0.01
 
 
-class BackgroundWorker:
+class BackgroundWorker(ABC):
     """The base class of asyncio workers. A subclass has ``run()``, ``health()``, ``close()`` and ``_enter()``."""
 
     _background: asyncio.Task[Any] | None = None
 
+    @abstractmethod
     def health(self) -> Health:
         """Report whether the worker does its work."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def close(self) -> None:
         """Stop, wait for the end, and release what was opened."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _enter(self) -> tuple[Coroutine[Any, Any, Any], asyncio.Event | None]:
-        """Return what to run, and the event that is set once it works. None waits until ``health().ready``."""
-        raise NotImplementedError
+        """Return the coroutine to run, and an event that is set once it works. None waits until ``health().ready``."""
 
     async def __aenter__(self) -> Self:
         """Start in the background and return once the worker has started."""

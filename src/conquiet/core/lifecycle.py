@@ -18,8 +18,8 @@ from typing import Any, Final, Protocol, runtime_checkable
 from conquiet.errors import LifecycleError
 
 _SLICE_S: Final = 0.1
-"""Longest sleep without a check for a stop. An event would end a sleep at once, but setting it takes a lock, which a
-signal handler must not do."""
+"""Longest sleep without a check for a stop. An event could end a sleep, but setting it takes a lock, which a signal
+handler must not do."""
 
 
 class Status(Enum):
@@ -39,7 +39,7 @@ class Health:
         status: Place in the lifecycle.
         reason: Why the worker does not do its work, in a few words. Empty while it does. Follows from the status unless
             that is RUNNING.
-        handled: Messages whose handler has ended since the start, with success or failure. None if the worker runs no
+        handled: Handlers that have ended since the start, with success or failure. None if the worker runs no
             handlers.
     """
 
@@ -128,7 +128,7 @@ class Lifecycle:
 
 
 class AsyncLifecycle(Lifecycle):
-    """The lifecycle of a worker whose ``run()`` is a coroutine."""
+    """The lifecycle of a worker with a coroutine ``run()``."""
 
     __slots__ = ("_ended",)
 
@@ -148,7 +148,7 @@ class AsyncLifecycle(Lifecycle):
 
 
 class BlockingLifecycle(Lifecycle):
-    """The lifecycle of a worker whose ``run()`` blocks a thread."""
+    """The lifecycle of a worker with a ``run()`` that blocks a thread."""
 
     __slots__ = ("_ended", "_thread")
 

@@ -2,6 +2,8 @@
 
 A statement that waits, for a lock or for a server that does not reply, ends no sooner than its connection. So the
 socket is shut down: the driver raises, the server rolls the transaction back, and the pool drops the connection.
+
+See docs/decisions/0014.
 """
 
 import contextlib
@@ -14,7 +16,7 @@ from sqlalchemy.engine import Connection, Engine
 
 
 class AbortableEngine:
-    """An engine whose connections can be aborted. Used by one thread.
+    """An engine with connections that can be aborted. Used by one thread.
 
     Args:
         engine: Shares its pool. Only connections that are opened with ``self.engine`` are aborted.
@@ -30,7 +32,7 @@ class AbortableEngine:
         event.listen(self.engine, "engine_connect", self._remember)
 
     def abort(self) -> None:
-        """Make a statement that waits fail at once, and every later one. Takes no lock.
+        """Make a statement that waits fail immediately, and every later one. Takes no lock.
 
         A connection that is being opened is not aborted: its timeout ends it. SQLite has no connection to abort.
         """
@@ -46,7 +48,7 @@ class AbortableEngine:
 
 
 def _shut_down(connection: Connection) -> None:
-    # Whatever goes wrong here, the connection is closed already or has no socket.
+    # After any error here the connection is closed already or has no socket.
     with contextlib.suppress(Exception):
         driver: Any = connection.connection.dbapi_connection
         number = driver._sock.fileno() if hasattr(driver, "_sock") else driver.fileno()  # noqa: SLF001 - PyMySQL, psycopg

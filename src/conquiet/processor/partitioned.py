@@ -158,7 +158,7 @@ class PartitionedProcessor(BackgroundWorker):
                 await processor.close()
             self._lifecycle.finish()
         for result in results:
-            # A processor that was stopped before it started refuses to start: that is the end we asked for.
+            # A processor that was stopped before it started refuses to start: that is the requested end.
             if isinstance(result, BaseException) and not isinstance(result, LifecycleError):
                 raise result
 

@@ -185,7 +185,7 @@ def _shut_down(connection: Any) -> None:
     opened: socket.socket | None = connection._sock  # noqa: SLF001 - redis-py has no public name for it
     if opened is not None:
         with contextlib.suppress(OSError):
-            # The method of the plain socket: that of a TLS socket changes what the waiting thread uses.
+            # Call the method of the plain socket: a TLS socket's method changes objects that the waiting thread uses.
             socket.socket.shutdown(opened, socket.SHUT_RDWR)
 
 

@@ -195,8 +195,8 @@ class OutboxRelay:
         """Request the end: the current batch is published and settled.
 
         A second call aborts a running statement, and defers the rest of a batch that is published one by one. The
-        transaction is rolled back: what was published without its COMMIT is published again. A running call of a target
-        is not interrupted: the target has its own timeout.
+        transaction is rolled back: messages that were published without its COMMIT are published again. A running call
+        of a target is not interrupted: the target has its own timeout.
 
         Takes no lock, so signal handlers and other threads may call it.
         """

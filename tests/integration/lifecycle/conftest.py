@@ -14,7 +14,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
 from sqlalchemy.pool import StaticPool
 
-from conquiet import App, QueueConfig, QueueConsumer, QueueWorker
+from conquiet import App, AppSettings, QueueConfig, QueueConsumer, QueueWorker, RuntimeSettings
 from conquiet.app.database_probe import DatabaseProbe
 from conquiet.app.worker_group import WorkerGroup
 from conquiet.core.functions import is_coroutine_function
@@ -27,6 +27,10 @@ from conquiet.testing import FaultProxy, wait_until_async
 from conquiet.transactional import DatabaseRetention, Inbox, OutboxRelay, Purger, ToStream, create_tables
 
 Proxies = Callable[[str], FaultProxy]
+
+
+RUNTIME = RuntimeSettings(claim_idle_ms=600_000)
+"""No timeout for a silent Redis is shorter than 10 s then."""
 
 
 @dataclass
@@ -64,8 +68,8 @@ class Subject:
     Attributes:
         feed: Adds one message.
         left: Counts messages that are not acknowledged.
-        polled: The servers that the worker asks again and again, and part of a request that waits. (Not one that opens
-            a connection: that has a timeout of its own.) At the other servers a request waits already, or none.
+        polled: The servers that the worker polls, each with a part of the request that waits for a reply. A request
+            that opens a connection does not count: it has a separate timeout.
     """
 
     worker: Any
@@ -87,7 +91,7 @@ class Subject:
         await (self.worker.close() if self.is_async else asyncio.to_thread(self.worker.close))
 
     async def stall(self) -> None:
-        """Let no server answer any more. Return when a request to each polled server has no answer."""
+        """Stop all replies. Return when a request to each polled server waits."""
         for proxy, request in self.polled.items():
             await asyncio.to_thread(proxy.stall_next_reply, request)
             await asyncio.to_thread(proxy.wait_for_fault)
@@ -113,7 +117,7 @@ class Makers:
         return proxy.url_for(url), proxy
 
     def _redis(self) -> tuple[Any, redis.Redis, FaultProxy, str]:
-        """Return a client behind a proxy, one that sees the server itself, the proxy, and a name for a stream."""
+        """Return a client behind a proxy, a direct client, the proxy, and a name for a stream."""
         url, proxy = self._behind("redis_url")
         client, direct = redis.Redis.from_url(url), redis.Redis.from_url(self._request.getfixturevalue("redis_url"))
         self._stack.callback(client.close)
@@ -138,12 +142,12 @@ class Makers:
 
     def consumer(self) -> Subject:
         client, direct, proxy, stream = self._redis()
-        worker = Consumer(redis=client, streams=[stream], handler=self.hold.run, claim_idle_ms=600_000)
+        worker = Consumer(redis=client, streams=[stream], handler=self.hold.run, settings=RUNTIME)
         return self._of_stream(worker, direct, proxy, stream, "processor")
 
     def processor(self) -> Subject:
         client, direct, proxy, stream = self._redis()
-        worker = Processor(client, [stream])
+        worker = Processor(client, [stream], runtime=RUNTIME)
         worker.handler("pay")(self.hold.run)
         made = self._of_stream(worker, direct, proxy, stream, "processor")
         made.feed = lambda: direct.xadd(stream, {"data": '{"v": 1, "event": "pay", "id": "a"}'})
@@ -151,7 +155,7 @@ class Makers:
 
     def partitioned(self) -> Subject:
         client, direct, proxy, stream = self._redis()
-        worker = PartitionedProcessor(client, stream, partitions=2)
+        worker = PartitionedProcessor(client, stream, partitions=2, runtime=RUNTIME)
         worker.handler("pay")(self.hold.run)
         first = partition_name(stream, 0)
         made = self._of_stream(worker, direct, proxy, first, "processor")
@@ -209,7 +213,7 @@ class Makers:
     def app(self) -> Subject:
         client, direct, proxy, stream = self._redis()
         engine, database = self.database("postgres_url")
-        worker = App(stream, redis=client, database=engine)
+        worker = App(stream, redis=client, database=engine, settings=AppSettings(runtime=RUNTIME))
         hold = self.hold
 
         @worker.handler("pay")
@@ -224,7 +228,7 @@ class Makers:
 
 
 def close_quietly(connection: Any) -> None:
-    """Close a connection whose vhost may be gone already."""
+    """Close a connection. Its vhost may be deleted already."""
     with suppress(pika.exceptions.AMQPError):
         connection.close()
 

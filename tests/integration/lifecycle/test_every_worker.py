@@ -11,8 +11,8 @@ from conquiet.core.lifecycle import Status, Worker
 from conquiet.errors import LifecycleError
 from conquiet.testing import wait_until, wait_until_async
 
-SOON_S = 4.0
-"""Less than any timeout of a worker for a server that does not answer."""
+SOON_S = 8.0
+"""Less than any timeout of a worker for a server that does not reply: 10 s."""
 
 every_worker = pytest.mark.parametrize("subject", ALL, indirect=True)
 every_worker_with_handlers = pytest.mark.parametrize("subject", WITH_HANDLERS, indirect=True)
@@ -96,7 +96,7 @@ async def test_leaving_the_block_stops_and_closes(subject: Subject) -> None:
 
 def enter_and_leave(subject: Subject) -> None:
     with subject.worker as entered:
-        if entered.health().status is Status.NEW:  # a Purger runs in the background by itself
+        if entered.health().status is Status.NEW:  # a Purger has started its thread
             threading.Thread(target=entered.run, daemon=True).start()
         wait_until(lambda: entered.health().ready)
 

@@ -128,7 +128,7 @@ async def test_a_stop_before_the_start_runs_nothing() -> None:
 
 
 async def test_the_first_stop_after_a_failure_does_not_force() -> None:
-    """The workers end already because another one failed: their handlers are not to be aborted."""
+    """The workers end already because another one failed: their handlers must not be aborted."""
 
     class Draining(Looping):
         async def run(self) -> None:
