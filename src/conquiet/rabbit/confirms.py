@@ -23,7 +23,7 @@ _Key = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A message as it is sent. ``repr`` shows neither body nor properties.
+    """An encoded message. ``repr`` shows neither body nor properties.
 
     Attributes:
         exchange: Empty for the default exchange.

@@ -166,8 +166,8 @@ class RabbitDeadLetters:
         the key, and a warning is logged; see :attr:`ReplayReport.rekeyed`. With ``to``, the name of that queue is the
         key.
 
-        The replay ends after the number of messages that are there at the start. So a message that fails again and
-        returns is left for another replay.
+        The replay takes at most the number of messages that the queue holds at the start. So a message that fails again
+        and returns is left for another replay.
 
         Messages that are not put back (not selected, or without a source) are taken and released. So a selection among
         the messages of a quorum queue is refused, as in :meth:`list`. A replay of all messages stops at a message

@@ -64,7 +64,7 @@ class PeekCost:
             )
 
     def check_deliveries(self, queue: str, deliveries: int | None, *, count_a_delivery: bool) -> None:
-        """Raise ``PeekUnsafeError`` if the release after this one might delete a message with these deliveries.
+        """Raise ``PeekUnsafeError`` if a message with ``deliveries`` may be deleted by the release after this one.
 
         If the limit is unknown, one delivery is too many. With ``count_a_delivery`` the default limit of RabbitMQ 4 is
         assumed instead.

@@ -130,7 +130,7 @@ class Publisher:
         *,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Publish messages, with at most ``window`` unconfirmed, and return the number of all, which are confirmed.
+        """Publish messages, at most ``window`` unconfirmed at a time. Return their number when all are confirmed.
 
         The window is smaller for large messages, because they are held in memory until they are sent.
 
