@@ -301,7 +301,11 @@ class Processor(OperatorCalls, BackgroundWorker):
                 "would be unknown to it. Register one with @processor.handler(event) before the start"
             )
         self._lifecycle.start()
-        return self._assemble()
+        try:
+            return self._assemble()
+        except BaseException:
+            self._lifecycle.finish()  # refused before anything runs: close() must not wait for an end
+            raise
 
     def _assemble(self) -> tuple[Engine, DelayedPromoter]:
         """Build the parts. Nothing is sent."""

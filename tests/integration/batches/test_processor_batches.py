@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 from tests.integration.batches.conftest import Database, MakeDatabase
 
+from conquiet.core.lifecycle import Status
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, DatabaseUnavailableError, LeaseLostError
 from conquiet.processor import JobContext, Processor, ProcessorSettings, RetryPolicy
@@ -351,3 +352,6 @@ async def test_a_middleware_around_a_batch_handler_is_refused_at_the_start(shop:
     processor.add_middleware(middleware)
     with pytest.raises(ConfigurationError, match="middleware"):
         await processor.start()
+
+    await asyncio.wait_for(processor.close(), 60)
+    assert processor.health().status is Status.STOPPED
