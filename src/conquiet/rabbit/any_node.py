@@ -16,5 +16,5 @@ async def open_on_any_node(address: Address, *, first: int = 0) -> Link:
         try:
             return await Link.open(address, attempt=attempt)
         except RabbitConnectionError:
-            continue  # this node is away: the next one may be there
+            continue  # this node is unavailable: try the next one
     return await Link.open(address, attempt=last)

@@ -181,7 +181,7 @@ _FAILURES: Final[dict[str, tuple[type[PublishError], str]]] = {
     "refused": (PublishError, "the broker refused a message for {key} (its queue may be full)"),
     "lost": (
         PublishError,
-        "the connection went away{why} before a message for {key} was confirmed; it may be in the queue all the same",
+        "the connection went away{why} before a message for {key} was confirmed; it may still be in the queue",
     ),
 }
 

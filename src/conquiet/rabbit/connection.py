@@ -99,7 +99,7 @@ class Link:
         try:
             async with asyncio.timeout(address.timeout_s):
                 await link._connect(address.parameters(attempt))
-                link._channel = await link._ask(lambda done: link._connection.channel(on_open_callback=done))
+                link._channel = await link._request(lambda done: link._connection.channel(on_open_callback=done))
         except BaseException as error:
             link._opened.cancel()  # never awaited: asyncio would report an error set in it now as unhandled
             link.abort()
@@ -148,16 +148,16 @@ class Link:
             QueueMissingError: There is no such queue. The link is lost, because the broker closes the channel.
         """
         try:
-            answer = await self._ask(lambda done: self._channel.queue_declare(queue, passive=True, callback=done))
+            answer = await self._request(lambda done: self._channel.queue_declare(queue, passive=True, callback=done))
         except RabbitConnectionError as error:
-            if self._says_missing():
+            if self._is_not_found():
                 raise QueueMissingError(
                     f"queue {queue} does not exist; create it first, conquiet never does", queue=queue
                 ) from error.__cause__
             raise
         return int(answer.method.message_count)
 
-    def _says_missing(self) -> bool:
+    def _is_not_found(self) -> bool:
         loss = self.lost.result() if self.lost.done() else None
         # The broker also replies 404 if the node of a queue is down. Such a queue is not missing.
         return loss is not None and loss.code == NOT_FOUND and _NODE_IS_DOWN not in str(loss.error)
@@ -176,9 +176,11 @@ class Link:
 
     async def _begin(self, queue: str, tag: str, prefetch: int) -> None:
         # global_qos=False: the limit applies to this consumer. RabbitMQ 4 has removed the limit per channel.
-        await self._ask(lambda done: self._channel.basic_qos(prefetch_count=prefetch, global_qos=False, callback=done))
+        await self._request(
+            lambda done: self._channel.basic_qos(prefetch_count=prefetch, global_qos=False, callback=done)
+        )
         self._consumer_tag = tag
-        await self._ask(
+        await self._request(
             lambda done: self._channel.basic_consume(queue, _never, auto_ack=False, consumer_tag=tag, callback=done)
         )
 
@@ -191,25 +193,25 @@ class Link:
                 queue, lambda _channel, method, properties, body: done(Fetched(method.delivery_tag, properties, body))
             )
 
-        answer: Fetched | None = await self._ask(send)
+        answer: Fetched | None = await self._request(send)
         return answer
 
     async def cancel(self) -> None:
         """End the deliveries. Delivered messages can still be settled."""
         tag, self._consumer_tag = self._consumer_tag, None
         if tag is not None and self._alive:
-            await self._ask(lambda done: self._channel.basic_cancel(tag, callback=done))
+            await self._request(lambda done: self._channel.basic_cancel(tag, callback=done))
 
     async def channel_close_reason(self, send: Callable[[Any, Callable[[Any], None]], Any]) -> str:
         """Send a request on a new channel. Return the broker's text if it closed that channel; else an empty text."""
-        channel = await self._ask(lambda done: self._connection.channel(on_open_callback=done))
+        channel = await self._request(lambda done: self._connection.channel(on_open_callback=done))
 
         def ask(done: Callable[[Any], None]) -> None:
             channel.add_on_close_callback(lambda _channel, error: done(error))
             send(channel, done)
 
         try:
-            answer = await self._ask(ask)
+            answer = await self._request(ask)
         finally:
             if channel.is_open:
                 channel.close()
@@ -218,7 +220,7 @@ class Link:
     async def confirm_publishes(self, on_confirm: Callable[[Any], None], on_return: Callable[..., None]) -> None:
         """Switch the channel to publisher confirms."""
         self._channel.add_on_return_callback(on_return)
-        await self._ask(lambda done: self._channel.confirm_delivery(on_confirm, callback=done))
+        await self._request(lambda done: self._channel.confirm_delivery(on_confirm, callback=done))
 
     # -------------------------------------------------------------- commands without a reply
     def ack(self, *, up_to: int | None = None, singles: tuple[int, ...] = ()) -> bool:
@@ -304,7 +306,7 @@ class Link:
             raise RabbitConnectionError("cannot connect to RabbitMQ", reason=_reason(error)) from error
         await self._opened
 
-    async def _ask(self, send: Callable[[Callable[[Any], None]], Any]) -> Any:
+    async def _request(self, send: Callable[[Callable[[Any], None]], Any]) -> Any:
         """Send a request and wait for its reply or for the loss of the link."""
         answer: asyncio.Future[Any] = self._loop.create_future()
 

@@ -381,7 +381,7 @@ class RabbitConsumer(BackgroundWorker):
 
     def _on_stall(self, stalled_s: float) -> None:
         logger.warning(
-            "the event loop stood still for longer than a heartbeat, and the broker may have closed the connection: "
+            "the event loop was blocked for longer than a heartbeat, and the broker may have closed the connection: "
             "something blocks it, most likely the syncer; declare it as a plain function, which runs in a thread",
             queue=self._queue,
             stalled_s=round(stalled_s, 1),

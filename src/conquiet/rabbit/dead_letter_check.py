@@ -40,7 +40,9 @@ async def find_dead_letters(settings: "RabbitSettings", vhost: str, queue: str) 
             description = await _in_thread(describe_queue, url, vhost, queue)
             if known is None:
                 known = await _in_thread(_leads_to_a_queue, url, vhost, queue, description)
-            if settings.exhausted == "dead_letter" and await _in_thread(_comes_back, url, vhost, queue, description):
+            if settings.exhausted == "dead_letter" and await _in_thread(
+                _returns_to_queue, url, vhost, queue, description
+            ):
                 logger.warning(
                     'the dead letters of the queue return to it: with exhausted="dead_letter" a message past '
                     'max_retries circulates without end; use exhausted="drop" in a retry circuit',
@@ -75,7 +77,7 @@ def report_missing_dead_letters(queue: str, *, moves: bool, known: bool) -> None
     else:
         logger.warning(
             "the queue was not declared with a dead-letter exchange: unless a policy gives it one, a message that "
-            "fails twice will be discarded; say dead_letter=True if a policy does",
+            "fails twice will be discarded; pass dead_letter=True if a policy does",
             queue=queue,
         )
 
@@ -118,7 +120,7 @@ async def _in_thread(ask: Callable[..., T], *args: Any) -> T:
     return await answer
 
 
-def _comes_back(url: str, vhost: str, queue: str, description: Any) -> bool:
+def _returns_to_queue(url: str, vhost: str, queue: str, description: Any) -> bool:
     """Return whether dead letters return to the queue. Follows them only through the default exchange."""
     for _ in range(_MAX_HOPS):
         following = dead_letter_queue(description)

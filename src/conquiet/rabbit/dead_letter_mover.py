@@ -172,4 +172,4 @@ class _Declarer(Link):
         return self.lost.result().code if self.lost.done() else None
 
     async def declare_durable(self, queue: str) -> None:
-        await self._ask(lambda done: self._channel.queue_declare(queue, durable=True, callback=done))
+        await self._request(lambda done: self._channel.queue_declare(queue, durable=True, callback=done))

@@ -60,7 +60,7 @@ def run_process(url: str | Sequence[str], queue: str, syncer: Syncer, **options:
 
 def _work(url: str | Sequence[str], queue: str, syncer: Syncer, options: dict[str, Any], name: str) -> Counters:
     if asyncio._get_running_loop() is not None:  # noqa: SLF001 - the public function raises without a loop
-        raise LifecycleError(f"{name} has an event loop of its own; inside one: await RabbitConsumer(...).run()")
+        raise LifecycleError(f"{name} starts an event loop; inside a running one: await RabbitConsumer(...).run()")
     consumer = RabbitConsumer(url, queue, syncer, **options)
     with install_termination_handlers(consumer.stop) as handlers, _uncaught_in_threads(consumer):
         try:

@@ -236,7 +236,7 @@ class Publisher:
                 reason, why = "blocked", "blocks publishers (it is low on memory or disk) and "
             raise PublishError(
                 f"the broker {why}did not confirm a message for {routing_key} within {self._timeout_s} s; "
-                "it may be in the queue all the same",
+                "it may still be in the queue",
                 queue=routing_key,
                 reason=reason,
             ) from error

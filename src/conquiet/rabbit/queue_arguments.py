@@ -74,7 +74,7 @@ async def _exchange_exists(link: Link, exchange: str) -> bool:
     if exists:
         logger.info(
             "the bindings of the dead-letter exchange were not checked: without a binding the broker discards what is "
-            "dead-lettered; give management_url to have them checked, or say dead_letter=True",
+            "dead-lettered; give management_url to have them checked, or pass dead_letter=True",
             exchange=exchange,
         )
     return exists

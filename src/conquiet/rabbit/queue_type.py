@@ -42,7 +42,7 @@ async def resolve_policy(policy: SettlePolicy, link: Link, queue: str) -> Settle
     if policy.name == "redelivered" or await queue_type(link, queue) in {_QUORUM, None}:
         return policy
     logger.warning(
-        'the queue does not count deliveries: with settle="delivery_count" it wants to be a quorum queue; '
+        'the queue does not count deliveries: with settle="delivery_count" it needs a quorum queue; '
         "until then a message that fails is put back once",
         queue=queue,
     )

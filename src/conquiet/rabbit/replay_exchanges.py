@@ -25,7 +25,7 @@ class TemporaryExchanges:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._link: _Maker | None = None
+        self._link: _ExchangeLink | None = None
         self._made: list[str] = []
         self._ways: dict[str, str | None] = {}
         self._may_make = True
@@ -73,18 +73,18 @@ class TemporaryExchanges:
             return None
         return name
 
-    async def _open(self) -> "_Maker":
+    async def _open(self) -> "_ExchangeLink":
         if self._link is not None and not self._link.is_open:
             over, self._link = self._link, None
             await over.close_soon()
         if self._link is None:
-            link = await _Maker.open(self._address)
-            assert isinstance(link, _Maker)  # noqa: S101 - open() returns the class it is called on
+            link = await _ExchangeLink.open(self._address)
+            assert isinstance(link, _ExchangeLink)  # noqa: S101 - open() returns the class it is called on
             self._link = link
         return self._link
 
 
-class _Maker(Link):
+class _ExchangeLink(Link):
     @property
     def refusal(self) -> int | None:
         """The reply code with which the broker closed the channel."""
@@ -92,14 +92,14 @@ class _Maker(Link):
 
     async def declare(self, exchange: str) -> None:
         # Not durable, and deleted with its last binding: a killed process leaves as little as possible.
-        await self._ask(
+        await self._request(
             lambda done: self._channel.exchange_declare(
                 exchange, "fanout", durable=False, auto_delete=True, callback=done
             )
         )
 
     async def bind(self, queue: str, exchange: str) -> None:
-        await self._ask(lambda done: self._channel.queue_bind(queue, exchange, callback=done))
+        await self._request(lambda done: self._channel.queue_bind(queue, exchange, callback=done))
 
     async def delete(self, exchange: str) -> None:
-        await self._ask(lambda done: self._channel.exchange_delete(exchange, callback=done))
+        await self._request(lambda done: self._channel.exchange_delete(exchange, callback=done))

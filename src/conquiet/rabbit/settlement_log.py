@@ -22,7 +22,7 @@ _STOPPING: Final = {
     Disposition.STOP: "fatal error, the consumer stops",
     Disposition.DEAD_LETTER_AND_STOP: "fatal error, the consumer stops and dead-letters the message",
 }
-_GOES_ON: Final = frozenset({Disposition.DROP, Disposition.REQUEUE})
+_WARNINGS: Final = frozenset({Disposition.DROP, Disposition.REQUEUE})
 """Dispositions that are logged as warnings; the others are errors."""
 
 
@@ -43,7 +43,7 @@ def report_unprocessed(
         attempt: Number of the attempt, and the maximum; None if unknown.
         tracebacks: Log the whole traceback of the syncer's error.
     """
-    level = logging.WARNING if disposition in _GOES_ON else logging.ERROR
+    level = logging.WARNING if disposition in _WARNINGS else logging.ERROR
     if not logger.is_enabled(level):
         return
     queue, message_id = delivery.queue, delivery.message_id

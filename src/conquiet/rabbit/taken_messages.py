@@ -9,7 +9,7 @@ from conquiet.rabbit.death_headers import delivery_count
 from conquiet.rabbit.queue_type import has_delivery_limit
 from conquiet.rabbitmq_api import nack_is_uncounted
 
-_RELEASED_AT_ONCE: Final = 16
+_RELEASE_CHUNK: Final = 16
 _RELEASE_WAIT_S: Final = 5.0
 _RELEASE_POLL_S: Final = 0.005
 
@@ -58,9 +58,9 @@ class TakenMessages:
         only a few releases may be unfinished when the channel is closed: the broker does not complete them before its
         reply to the close.
         """
-        is_waiting = len(self._tags) > _RELEASED_AT_ONCE
-        for start in range(0, len(self._tags), _RELEASED_AT_ONCE):
-            tags = self._tags[start : start + _RELEASED_AT_ONCE]
+        is_waiting = len(self._tags) > _RELEASE_CHUNK
+        for start in range(0, len(self._tags), _RELEASE_CHUNK):
+            tags = self._tags[start : start + _RELEASE_CHUNK]
             try:
                 ready = await self.link.depth(self._queue) if is_waiting else 0
                 for tag in tags:

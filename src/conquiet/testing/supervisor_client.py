@@ -88,27 +88,27 @@ class SupervisorClient:
         Raises:
             ServerStartError: The program could not be executed.
         """
-        return self._ask({"op": "start", "argv": list(argv), "env": dict(env), "log": str(log), "account": account})
+        return self._request({"op": "start", "argv": list(argv), "env": dict(env), "log": str(log), "account": account})
 
     def poll(self) -> ProcessReport:
         """Return the state of the process."""
-        return self._ask({"op": "poll"})
+        return self._request({"op": "poll"})
 
     def kill(self) -> ProcessReport:
         """Kill the server and its descendants; return when all are gone."""
-        return self._ask({"op": "kill"})
+        return self._request({"op": "kill"})
 
     def pause(self) -> None:
         """Stop the whole process tree (SIGSTOP); return when all of it has stopped."""
-        self._ask({"op": "signal", "number": int(signal.SIGSTOP)})
+        self._request({"op": "signal", "number": int(signal.SIGSTOP)})
 
     def resume(self) -> None:
         """Continue the whole process tree (SIGCONT)."""
-        self._ask({"op": "signal", "number": int(signal.SIGCONT)})
+        self._request({"op": "signal", "number": int(signal.SIGCONT)})
 
     def terminate(self, number: int = signal.SIGTERM) -> None:
         """Send SIGTERM, or the signal given, to the main process only: it ends its children itself."""
-        self._ask({"op": "terminate", "number": int(number)})
+        self._request({"op": "terminate", "number": int(number)})
 
     def end(self) -> None:
         """Kill everything and remove the folder. Idempotent; a no-op in a forked child, which is not the owner."""
@@ -131,7 +131,7 @@ class SupervisorClient:
             self._process.terminate()
             self._process.wait(_ANSWER_TIMEOUT_S)
 
-    def _ask(self, request: dict[str, Any]) -> ProcessReport:
+    def _request(self, request: dict[str, Any]) -> ProcessReport:
         with self._lock:
             if self._ended:
                 return ProcessReport(None, None)
