@@ -41,7 +41,9 @@ def start(command: Path, clean_environment: Callable[..., dict[str, str]], home:
         argv = ["make", "--no-print-directory", "-C", str(ROOT), "-o", ".venv/.ready", "demo"]
         process: subprocess.Popen[str] = subprocess.Popen(
             argv if by_make else [command, "demo", *words],
-            env=clean_environment(TMPDIR=str(home), TERM="xterm", MAKEFLAGS="", MAKELEVEL="0", ARGS=""),
+            env=clean_environment(
+                TMPDIR=str(home), TERM="xterm", MAKEFLAGS="", MAKELEVEL="0", ARGS="", PYTHONFAULTHANDLER="1"
+            ),
             **options,
         )
         started.append(process)
@@ -69,6 +71,16 @@ def relatives(home: Path) -> list[int]:
 def wait_until_nothing_is_left(home: Path) -> None:
     wait_until(lambda: not relatives(home), timeout_s=120, message=lambda: f"left running: {relatives(home)}")
     wait_until(lambda: not list(home.iterdir()), timeout_s=120, message=lambda: f"left lying: {list(home.iterdir())}")
+
+
+def wait_or_show_stacks(process: "subprocess.Popen[str]") -> int:
+    """Return the exit code. A process that hangs prints the stacks of its threads (PYTHONFAULTHANDLER) and fails."""
+    try:
+        return process.wait(300)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)
+        output, _ = process.communicate(timeout=60)
+        pytest.fail(f"the demo did not end:\n{output}")
 
 
 def read_until(process: "subprocess.Popen[str]", sign: str) -> str:
@@ -129,7 +141,7 @@ def test_a_signal_at_any_moment_cleans_up(start: Start, home: Path, moment: str,
     process.send_signal(signum)
     process.send_signal(signum)  # impatience does not hurt
 
-    assert process.wait() == 128 + signum
+    assert wait_or_show_stacks(process) == 128 + signum
     assert process.stdout is not None
     assert "Traceback" not in process.stdout.read()
     wait_until_nothing_is_left(home)

@@ -34,7 +34,7 @@ def test_every_error_is_a_conquiet_error(cls: type[Exception]) -> None:
 INNER = {
     "conquiet.cli", "conquiet.dashboard", "conquiet.testing", "conquiet.rabbitmq_api", "conquiet.processor.envelope",
     "conquiet.core.json_codec", "conquiet.rabbit.frames", "conquiet.rabbit.properties",
-    "conquiet.redis_transport.async_connection", "conquiet.scheduler.entry_codec",
+    "conquiet.redis_transport.async_connection", "conquiet.redis_transport.errors", "conquiet.scheduler.entry_codec",
     "conquiet.contrib.django.backend",  # can be imported with Django 6 only
     "conquiet.rabbit.batch_results",  # outcomes of messages in a batch; their workers settle them
     "conquiet.rabbit.spans",  # names an outcome in a trace; never raised
