@@ -92,7 +92,7 @@ PHRASES = {
     "comes again": Kind(
         r"\b(?:come|comes|came|coming) (?:again|back|too late|along)\b|\b(?:brings?|brought|takes?) (?:\w+ )?along\b", 0
     ),
-    "is away": Kind(rf"{_BE} (?:away|at work|at hand|at an end)\b", 1),
+    "is away": Kind(rf"{_BE} (?:away|at work|at hand|at an end)\b", 0),
     "stands": Kind(r"\b(?:stands?(?!-in)|stood)\b", 1),
     "in hand": Kind(r"\bin (?:\S+ )?hands\b", 0),
     # Inversions, negations and words of another century.
