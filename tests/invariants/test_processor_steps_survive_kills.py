@@ -1,9 +1,9 @@
 """kill -9 in the middle of every atomic step of the processor: nothing lost, nothing done twice.
 
-    flaky     fails twice, emits a follow-up, succeeds         reschedule, tick, emit
+    flaky     fails twice, emits a follow-up, succeeds         reschedule, promote_due, emit
     doomed    fails three times                                reschedule, dead_letter
     revived   dies, is replayed by every host at once          dead_letter, replay
-    limited   waits for its turn                               turn
+    limited   waits for its rate limit                         reserve_rate
     parked…   is paused from the beginning and resumed later   park, unpark
 
 A hundred kills here; ``CONQUIET_TORTURE=1`` makes it a thousand, with some before and after each of the steps.
