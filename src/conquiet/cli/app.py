@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from conquiet._version import __version__
+from conquiet.cli.command_group import CommandGroup
 from conquiet.cli.commands import (
     dashboard,
     db,
@@ -12,7 +13,6 @@ from conquiet.cli.commands import (
     doctor,
     enqueue,
     inspect,
-    jobs,
     jobs_bulk,
     keys,
     maintenance,
@@ -29,7 +29,7 @@ from conquiet.cli.option_types import LogFormat
 from conquiet.cli.scaffold.command import new
 from conquiet.cli.worker.command import worker
 
-app = typer.Typer(
+app = CommandGroup(
     name="conquiet",
     help="Process it, commit it, then acknowledge it.",
     epilog="Exit codes: 0 good, 1 a bad result or failed work, 2 usage error or server unreachable, 130 Ctrl-C.",
@@ -60,7 +60,6 @@ def conquiet(
         set_up_logging("warning")
 
 
-jobs_bulk.register(jobs.app)
 for _panel, _commands in {
     "Run": (demo, worker, dev, new),
     "Send": (enqueue.enqueue, processing.emit, rabbit.publish),
@@ -76,7 +75,7 @@ for _panel, _commands in {
     for _command in _commands:
         app.command(rich_help_panel=_panel)(_command)
 app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel="Maintain")
-app.add_typer(jobs.app, name="jobs", rich_help_panel="Maintain")
+app.add_typer(jobs_bulk.app, name="jobs", rich_help_panel="Maintain")
 app.add_typer(schedule.app, name="schedule", rich_help_panel="Maintain")
 app.add_typer(rabbit.app, name="rabbit", rich_help_panel="Run")
 app.add_typer(outbox.app, name="outbox", rich_help_panel="Maintain")

@@ -1,7 +1,7 @@
 """Connect to the servers of a command. A server that cannot be used is reported in one sentence."""
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from conquiet.cli.errors import CannotConnectError, CommandError
 from conquiet.cli.forced_end import force_end_after_interrupt
@@ -9,11 +9,13 @@ from conquiet.cli.settings import DB, RABBIT, REDIS, require_url
 from conquiet.core.extras import require_extra
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from sqlalchemy import Engine
 
     from conquiet.management.redis_admin import RedisAdmin
+
+T = TypeVar("T")
 
 _DB_EXAMPLE: Final = "mysql+pymysql://user@host/database"
 _RABBIT_EXAMPLE: Final = "amqp://user:password@host:5672/%2F"
@@ -48,6 +50,18 @@ def open_redis(flag: str) -> "Iterator[RedisAdmin]":
             raise UrlError("the Redis URL", "redis://host:6379/0", error) from None
         with force_end_after_interrupt():
             yield server
+
+
+def call_redis(
+    flag: str, work: "Callable[[Any], Awaitable[T]]", *, check: "Callable[[RedisAdmin], object] | None" = None
+) -> T:
+    """Return ``await work(client)`` with an asyncio client of the configured Redis, which must pass ``check`` first."""
+    with open_redis(flag) as server:
+        from conquiet.management.run_async import with_redis
+
+        if check is not None:
+            check(server)
+        return with_redis(require_url(flag, REDIS), work)
 
 
 @contextmanager

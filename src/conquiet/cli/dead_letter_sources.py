@@ -1,13 +1,15 @@
 """Access dead letters of a Redis stream and of a RabbitMQ queue through one interface."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
-from conquiet.cli.connections import check_broker, open_redis
+import typer
+
+from conquiet.cli.connections import call_redis, check_broker
 from conquiet.cli.errors import CommandError
-from conquiet.cli.settings import RABBIT, RABBIT_API, REDIS, find_api_url, require_url
+from conquiet.cli.settings import RABBIT, RABBIT_API, RabbitApiUrl, RabbitUrl, RedisUrl, find_api_url, require_url
 
 if TYPE_CHECKING:
     from conquiet.processor import DeadFilter, DeadMessage
@@ -28,24 +30,41 @@ _LIFT: Final = (
 class Selection:
     """The filters of the command line; an empty filter matches everything."""
 
+    event: Annotated[str, typer.Option(help="Only messages of this event.")] = ""
+    error: Annotated[
+        str, typer.Option("--error", help="Only messages with this error or reason, as printed by 'causes'.")
+    ] = ""
+    source: Annotated[str, typer.Option(help="With --rabbit: only messages dead-lettered from this queue.")] = ""
+    group: Annotated[str, typer.Option(help="Only messages dead-lettered in this consumer group (Redis).")] = ""
     only: str = ""
-    event: str = ""
-    error: str = ""
-    source: str = ""
-    group: str = ""
 
     @property
     def filters(self) -> bool:
         """True if any filter was given."""
-        return any((self.only, self.event, self.error, self.source, self.group))
+        return self != Selection()
 
-    def require_choice(self, *, everything: bool) -> None:
-        """Reject a command with neither a filter nor --all, or with both."""
-        if everything == self.filters:
+    def choose(self, only: str, *, everything: bool) -> "Selection":
+        """Return the selection with an id. Reject a command with neither a filter nor --all, or with both."""
+        chosen = replace(self, only=only)
+        if everything == chosen.filters:
             raise CommandError(
                 "choose the dead letters",
                 fix="give --id, --error, --event, --group or (with --rabbit) --source, or --all alone",
             )
+        return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """The options of the command line that lead to the dead letters."""
+
+    redis_url: RedisUrl = ""
+    rabbit_url: RabbitUrl = ""
+    rabbit_api: RabbitApiUrl = ""
+    count_a_delivery: Annotated[
+        bool,
+        typer.Option("--count-a-delivery", help="With --rabbit: peek even if that counts toward the delivery limit."),
+    ] = False
 
 
 class StreamSource:
@@ -61,18 +80,19 @@ class StreamSource:
     cause_columns = ("event", "error", "count", "first", "last", "example")
     unreplayable = "no messages in the first place, or of a group that is not there (give --to GROUP); they stay"
 
-    def __init__(self, redis_url: str, stream: str) -> None:
-        self._flag = redis_url
+    def __init__(self, servers: ServerOptions, stream: str) -> None:
+        self._servers = servers
         self._stream = stream
 
     def run(self, work: Callable[[Any], Awaitable[T]]) -> T:
         """Run ``await work(dead_letters)`` with the ``DeadLetters`` of this broker."""
-        with open_redis(self._flag):  # reports a server that cannot be reached
-            from conquiet.management.run_async import with_redis
+
+        async def run(client: Any) -> T:
             from conquiet.processor.partitioned_dead_letters import PartitionedDeadLetters
 
-            url = require_url(self._flag, REDIS)
-            return with_redis(url, lambda client: work(PartitionedDeadLetters(client, self._stream)))
+            return await work(PartitionedDeadLetters(client, self._stream))
+
+        return call_redis(self._servers.redis_url, run)
 
     def where(self, selection: Selection) -> "DeadFilter":
         """Return the filter."""
@@ -153,26 +173,25 @@ class QueueSource:
     cause_columns = ("source", "reason", "count")
     unreplayable = "they do not name their queue and stay; give --to QUEUE"
 
-    def __init__(self, rabbit_url: str, queue: str, api_url: str, *, count_a_delivery: bool) -> None:
-        self._flag = rabbit_url
+    def __init__(self, servers: ServerOptions, queue: str) -> None:
+        self._servers = servers
         self._queue = queue
-        self._api_flag = api_url
-        self._count_a_delivery = count_a_delivery
 
     def run(self, work: Callable[[Any], Awaitable[T]]) -> T:
         """Run ``await work(dead_letters)``; a queue that cannot be peeked safely is reported with a fix."""
         import asyncio
 
-        check_broker(self._flag)
+        servers = self._servers
+        check_broker(servers.rabbit_url)
         from conquiet.rabbit import RabbitDeadLetters
         from conquiet.rabbit.peek_safety import PeekUnsafeError
 
-        url = require_url(self._flag, RABBIT)
+        url = require_url(servers.rabbit_url, RABBIT)
         dead_letters = RabbitDeadLetters(
             url,
             self._queue,
-            management_url=find_api_url(self._api_flag, url),
-            count_a_delivery=self._count_a_delivery,
+            management_url=find_api_url(servers.rabbit_api, url),
+            count_a_delivery=servers.count_a_delivery,
         )
 
         async def run() -> T:
@@ -184,7 +203,7 @@ class QueueSource:
             allow = (
                 f"give --count-a-delivery to peek anyway, or --rabbit-api (or ${RABBIT_API}) if the limit is not known"
             )
-            fix = _LIFT if error.would_delete else "" if self._count_a_delivery else allow
+            fix = _LIFT if error.would_delete else "" if servers.count_a_delivery else allow
             raise CommandError(str(error), fix=fix) from error
 
     def where(self, selection: Selection) -> "DeliveryFilter":
@@ -227,7 +246,9 @@ class QueueSource:
         )
 
 
-DeadLetterSource = StreamSource | QueueSource
+def find_source(name: str, servers: ServerOptions, *, rabbit: bool) -> StreamSource | QueueSource:
+    """Return the dead letters of a queue, if ``rabbit``, or of a stream."""
+    return QueueSource(servers, name) if rabbit else StreamSource(servers, name)
 
 
 def _message_row(dead: "DeadMessage", *, show_payload: bool) -> Row:

@@ -9,12 +9,10 @@ See docs/decisions/0028.
 """
 
 import contextlib
-import functools
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from typing import ParamSpec, TypeVar
+from collections.abc import Iterator
 
 import typer
 
@@ -30,14 +28,12 @@ from conquiet.errors import (
     WrongKeyTypeError,
 )
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 FAILED = 1
 NOT_DONE = 2
 INTERRUPTED = 130
 
 _DEBUG_VARIABLE = "CONQUIET_DEBUG"
+_USAGE_ERRORS = (ConfigurationError, MissingExtraError, NoSuchStreamError, QueueMissingError, WrongKeyTypeError)
 
 
 class CommandError(Exception):
@@ -92,25 +88,9 @@ def _explain(error: BaseException) -> tuple[str, str]:
     return f"cannot be used ({type(error).__name__})", "run with --debug for the reason"
 
 
-def is_debugging() -> bool:
-    """Return whether tracebacks are shown."""
-    return bool(os.environ.get(_DEBUG_VARIABLE))
-
-
 def set_debugging() -> None:
     """Show tracebacks, in child processes too."""
     os.environ[_DEBUG_VARIABLE] = "1"
-
-
-def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Make a command end with one sentence instead of a traceback."""
-
-    @functools.wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        with exit_on_error():
-            return command(*args, **kwargs)
-
-    return run
 
 
 @contextlib.contextmanager
@@ -118,15 +98,6 @@ def exit_on_error() -> Iterator[None]:
     """Print an exception as a sentence on stderr and exit with its code."""
     try:
         yield
-    except CommandError as error:
-        report_error(str(error), error.fix)
-        raise typer.Exit(error.exit_code) from None
-    except (ConfigurationError, MissingExtraError, NoSuchStreamError, QueueMissingError, WrongKeyTypeError) as error:
-        report_error(str(error))
-        raise typer.Exit(NOT_DONE) from None
-    except ConquietError as error:
-        report_error(str(error))
-        raise typer.Exit(FAILED) from None
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
     except BrokenPipeError:
@@ -134,24 +105,33 @@ def exit_on_error() -> Iterator[None]:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(FAILED) from None
-    except OSError as error:
-        report_error(f"system error: {error.strerror or type(error).__name__}", "run with --debug for details")
-        raise typer.Exit(FAILED) from None
-    except KeyboardInterrupt:
-        report_error("interrupted")
-        raise typer.Exit(INTERRUPTED) from None
-    except Exception as error:  # noqa: BLE001 - the last resort: a traceback is for --debug
-        extra = extra_for(error) if isinstance(error, ModuleNotFoundError) else None
-        if extra:
-            report_error(str(extra))
-            raise typer.Exit(NOT_DONE) from None
-        # Its text may hold parts of a message or of a URL, so only its class is shown.
-        report_error(f"internal error ({type(error).__name__})", "report it, with the output of --debug")
-        raise typer.Exit(FAILED) from None
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last resort: a traceback is for --debug
+        sentence, fix, exit_code = _describe(error)
+        report_error(sentence, fix)
+        raise typer.Exit(exit_code) from None
+
+
+def _describe(error: BaseException) -> tuple[str, str, int]:
+    """Return sentence, fix and exit code."""
+    match error:
+        case CommandError():
+            return str(error), error.fix, error.exit_code
+        case ConquietError():
+            return str(error), "", NOT_DONE if isinstance(error, _USAGE_ERRORS) else FAILED
+        case OSError():
+            reason = error.strerror or type(error).__name__
+            return f"system error: {reason}", "run with --debug for details", FAILED
+        case KeyboardInterrupt():
+            return "interrupted", "", INTERRUPTED
+        case ModuleNotFoundError() if (extra := extra_for(error)) is not None:
+            return str(extra), "", NOT_DONE
+        case _:
+            # Its text may hold parts of a message or of a URL, so only its class is shown.
+            return f"internal error ({type(error).__name__})", "report it, with the output of --debug", FAILED
 
 
 def report_error(sentence: str, fix: str = "") -> None:
     """Print reason and fix on stderr."""
-    if is_debugging():
+    if os.environ.get(_DEBUG_VARIABLE):
         traceback.print_exc()
     report(sentence, level="error", fix=fix)

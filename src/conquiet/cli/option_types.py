@@ -5,7 +5,7 @@ See docs/decisions/0028.
 
 import math
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -45,8 +45,13 @@ class BulkActionName(StrEnum):
     RETRY = "retry"
 
 
+def number_option(help_text: str, *names: str, least: float = 0) -> Any:
+    """Return an option for a number that is finite and at least ``least``. For every option with a float."""
+    return typer.Option(*names, min=least, callback=finite, help=help_text)
+
+
 def finite(value: float) -> float:
-    """Reject values that are not finite, and clamp to ``MAX_SECONDS``. The callback of every float option."""
+    """Reject values that are not finite, and clamp to ``MAX_SECONDS``."""
     if not math.isfinite(value):
         raise typer.BadParameter(f"a finite number is needed, got {value}")
     return min(value, MAX_SECONDS)

@@ -31,8 +31,21 @@ def print_json(value: Any) -> None:
     typer.echo("".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text))
 
 
-def print_rows(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]], *, empty: str) -> None:
-    """Print rows as a table: framed on a terminal, tab-separated in a pipe so that cut and awk can read it."""
+def print_result(result: Any, sentence: str, *, as_json: bool) -> None:
+    """Print the result of a command as JSON or as a sentence."""
+    if as_json:
+        print_json(result)
+    else:
+        typer.echo(sentence)
+
+
+def print_rows(
+    title: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]], *, empty: str, as_json: bool = False
+) -> None:
+    """Print rows as JSON, or as a table: framed on a terminal, tab-separated in a pipe for cut and awk."""
+    if as_json:
+        print_json(rows)
+        return
     if not rows:
         typer.echo(empty)
         return

@@ -1,10 +1,12 @@
 """Read JSON objects from an argument, ``@file`` or ``-`` (stdin); files hold one object per line."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+import typer
 
 from conquiet.cli.errors import FAILED, NOT_DONE, CommandError
 
@@ -64,8 +66,31 @@ def _parsed(text: bytes, where: str, *, exit_code: int = FAILED) -> dict[str, An
     return value
 
 
-def partial_failure(error: Exception, sent: str) -> CommandError:
-    """Return the error for a payload that ended the command. A source that cannot be read is reported unchanged."""
-    if isinstance(error, CommandError) and error.exit_code == NOT_DONE:
-        return error
-    return CommandError(f"{error}; {sent}", fix="correct it, then send it and what follows", exit_code=FAILED)
+@contextmanager
+def report_partial_failure(
+    verb: str, count: Callable[[], int], *, noun: str = "", refusal: type[Exception] = CommandError
+) -> Iterator[None]:
+    """Report how much was sent if the block that sends fails.
+
+    Args:
+        verb: Participle for the payloads that were sent, such as "emitted".
+        count: Returns the number of payloads so far.
+        noun: Printed after the number.
+        refusal: A further error that one payload causes: the payloads before it were sent.
+    """
+    from conquiet.errors import PublishError, QueueError
+
+    try:
+        yield
+    except (CommandError, refusal) as error:
+        if isinstance(error, CommandError) and error.exit_code == NOT_DONE:
+            raise  # the source cannot be read
+        raise CommandError(
+            f"{error}; {count()}{noun} before it are {verb}",
+            fix="correct it, then send it and what follows",
+            exit_code=FAILED,
+        ) from error.__cause__
+    except (QueueError, PublishError, KeyboardInterrupt, SystemExit) as error:
+        if count() or not isinstance(error, QueueError):
+            typer.echo(f"conquiet: at least {count()}{noun} are {verb}", err=True)
+        raise

@@ -6,15 +6,15 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """Yield a function that the caller calls with the number of newly completed items."""
+def progress(what: str) -> Iterator[Callable[[int], None]]:
+    """Yield a function that the caller calls with the number of items completed so far."""
     if not sys.stderr.isatty():
-        yield lambda _more: None
+        yield lambda _completed: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda more: bar.advance(task, more)
+        task = bar.add_task(what, total=None)
+        yield lambda completed: bar.update(task, completed=completed)

@@ -2,31 +2,33 @@
 
 import pytest
 
-from conquiet.cli.dead_letter_sources import QueueSource, Selection, StreamSource
+from conquiet.cli.dead_letter_sources import QueueSource, Selection, ServerOptions, StreamSource
 from conquiet.cli.errors import CommandError
 
 
 @pytest.mark.parametrize(
-    ("selection", "everything"),
-    [(Selection(), False), (Selection(only="7-0"), True), (Selection(error="LookupError"), True)],
+    ("selection", "only", "everything"),
+    [(Selection(), "", False), (Selection(), "7-0", True), (Selection(error="LookupError"), "", True)],
 )
-def test_neither_a_filter_nor_all_and_both_together_are_refused(selection: Selection, *, everything: bool) -> None:
+def test_neither_a_filter_nor_all_and_both_together_are_refused(
+    selection: Selection, only: str, *, everything: bool
+) -> None:
     """With both, an operator who means a few would discard or replay all of them."""
     with pytest.raises(CommandError, match="choose the dead letters"):
-        selection.require_choice(everything=everything)
+        selection.choose(only, everything=everything)
 
 
-@pytest.mark.parametrize(("selection", "everything"), [(Selection(only="7-0"), False), (Selection(), True)])
-def test_a_filter_alone_and_all_alone_are_accepted(selection: Selection, *, everything: bool) -> None:
-    selection.require_choice(everything=everything)
+@pytest.mark.parametrize(("only", "everything"), [("7-0", False), ("", True)])
+def test_a_filter_alone_and_all_alone_are_accepted(only: str, *, everything: bool) -> None:
+    assert Selection().choose(only, everything=everything) == Selection(only=only)
 
 
 @pytest.mark.parametrize("selection", [Selection(event="paid"), Selection(group="billing")])
 def test_filters_of_a_stream_are_refused_for_a_queue(selection: Selection) -> None:
     with pytest.raises(CommandError):
-        QueueSource("", "dead", "", count_a_delivery=False).where(selection)
+        QueueSource(ServerOptions(), "dead").where(selection)
 
 
 def test_the_filter_of_a_queue_is_refused_for_a_stream() -> None:
     with pytest.raises(CommandError, match="--source is for RabbitMQ"):
-        StreamSource("", "orders").where(Selection(source="orders"))
+        StreamSource(ServerOptions(), "orders").where(Selection(source="orders"))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from conquiet.cli.errors import CommandError, handle_errors
+from conquiet.cli.errors import CommandError
 from conquiet.cli.settings import (
     DB,
     INBOX,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 TOKEN = "CONQUIET_DASHBOARD_TOKEN"  # noqa: S105 - the name of the variable
 
 
-@handle_errors
 def dashboard(
     redis_url: RedisUrl = "",
     db_url: DbUrl = "",

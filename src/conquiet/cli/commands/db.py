@@ -4,22 +4,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from conquiet.cli.command_group import CommandGroup
 from conquiet.cli.connections import open_database
-from conquiet.cli.errors import CommandError, handle_errors
-from conquiet.cli.option_types import finite
+from conquiet.cli.errors import CommandError
+from conquiet.cli.option_types import number_option
 from conquiet.cli.output import print_json, print_rows
 from conquiet.cli.settings import INBOX, OUTBOX, AsJson, DbUrl, InboxTable, OutboxTable
 
 if TYPE_CHECKING:
     from conquiet.app import App
 
-app = typer.Typer(
+app = CommandGroup(
     help="Create the tables of the inbox and the outbox, update them, and keep them small.", no_args_is_help=True
 )
 
 
 @app.command()
-@handle_errors
 def init(
     target: Annotated[
         str, typer.Argument(metavar="[MODULE:APP]", help="Create the tables in the database of this App.")
@@ -45,7 +45,9 @@ def init(
     from conquiet.transactional.schema import DATABASES, statements
 
     if target:
-        _init_app(target)
+        found = _load_app(target)
+        found.create_tables()
+        typer.echo(f"the tables of {found.name} are there")
         return
     if sql:
         if database not in DATABASES:
@@ -59,7 +61,6 @@ def init(
 
 
 @app.command()
-@handle_errors
 def migrate(
     target: Annotated[
         str, typer.Argument(metavar="[MODULE:APP]", help="Change the tables in the database of this App.")
@@ -98,12 +99,6 @@ def migrate(
     typer.echo(f"schema {SCHEMA_VERSION}: {done}")
 
 
-def _init_app(target: str) -> None:
-    found = _load_app(target)
-    found.create_tables()
-    typer.echo(f"the tables of {found.name} are there")
-
-
 def _load_app(target: str) -> "App":
     from conquiet.app import App
     from conquiet.cli.worker.worker_loader import load_object
@@ -115,7 +110,6 @@ def _load_app(target: str) -> "App":
 
 
 @app.command()
-@handle_errors
 def status(
     inbox: InboxTable = INBOX,
     outbox: OutboxTable = OUTBOX,
@@ -140,24 +134,18 @@ def status(
     if as_json:
         print_json({"inbox": size.as_dict(), "outbox": {"waiting": waiting, "parked": parked}})
         return
+    inbox_rows = f"{size.rows}{'' if size.complete else ' or more'}"
     rows: list[dict[str, Any]] = [
-        {
-            "table": inbox,
-            "rows": f"{size.rows}{'' if size.complete else ' or more'}",
-            "parked": None,
-            "oldest_age_s": size.oldest_age_s,
-        },
+        {"table": inbox, "rows": inbox_rows, "oldest_age_s": size.oldest_age_s},
         {"table": outbox, "rows": str(waiting + parked), "parked": parked, "oldest_age_s": oldest_age_s},
     ]
     print_rows("Tables", ["table", "rows", "parked", "oldest_age_s"], rows, empty="")
 
 
 @app.command()
-@handle_errors
 def purge(
     older_than: Annotated[
-        float,
-        typer.Option(min=1, callback=finite, help="Age in seconds. No message may be delivered again after this time."),
+        float, number_option("Age in seconds. No message may be delivered again after this time.", least=1)
     ],
     inbox: InboxTable = INBOX,
     batch: Annotated[int, typer.Option(min=1, max=100_000, help="Rows per transaction.")] = 1_000,

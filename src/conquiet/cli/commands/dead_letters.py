@@ -5,33 +5,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from conquiet.cli.dead_letter_sources import DeadLetterSource, QueueSource, Selection, StreamSource
-from conquiet.cli.errors import handle_errors
-from conquiet.cli.option_types import finite
-from conquiet.cli.output import print_json, print_rows
+from conquiet.cli.command_group import CommandGroup
+from conquiet.cli.dead_letter_sources import Selection, ServerOptions, find_source
+from conquiet.cli.option_types import number_option
+from conquiet.cli.output import print_json, print_result, print_rows
 from conquiet.cli.progress import progress
-from conquiet.cli.settings import AsJson, DryRun, RabbitApiUrl, RabbitUrl, RedisUrl
+from conquiet.cli.settings import AsJson, DryRun
 from conquiet.core.redaction import printable
 
 if TYPE_CHECKING:
     from conquiet.core.replay_report import ReplayReport
 
-app = typer.Typer(help="List, show, replay and discard dead letters.", no_args_is_help=True)
+app = CommandGroup(help="List, show, replay and discard dead letters.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="The source stream; with --rabbit the dead-letter queue.")]
 Rabbit = Annotated[bool, typer.Option("--rabbit", help="Use a RabbitMQ queue instead of a Redis stream.")]
-Event = Annotated[str, typer.Option(help="Only messages of this event.")]
-ErrorType = Annotated[
-    str, typer.Option("--error", help="Only messages with this error or reason, as printed by 'causes'.")
-]
-Source = Annotated[str, typer.Option(help="With --rabbit: only messages dead-lettered from this queue.")]
-Group = Annotated[str, typer.Option(help="Only messages dead-lettered in this consumer group (Redis).")]
 Only = Annotated[str, typer.Option("--id", help="Only the dead letter with this id; with --rabbit a message id.")]
+Everything = Annotated[bool, typer.Option("--all", help="All dead letters.")]
 Limit = Annotated[int, typer.Option(min=0, help="Most dead letters; 0: no limit.")]
-CountADelivery = Annotated[
-    bool,
-    typer.Option("--count-a-delivery", help="With --rabbit: peek even if that counts toward the delivery limit."),
-]
 ShowPayload = Annotated[bool, typer.Option("--show-payload", help="Also print payloads, which may be personal data.")]
 
 _GONE = "another process replayed or discarded them meanwhile"
@@ -39,20 +30,14 @@ _UNCUT = 2**30
 
 
 @app.command("list")
-@handle_errors
 def list_(
     name: Name,
+    *,
     rabbit: Rabbit = False,
-    event: Event = "",
-    error: ErrorType = "",
-    source: Source = "",
-    group: Group = "",
+    where: Selection,
     limit: Limit = 100,
     show_payload: ShowPayload = False,
-    redis_url: RedisUrl = "",
-    rabbit_url: RabbitUrl = "",
-    rabbit_api: RabbitApiUrl = "",
-    count_a_delivery: CountADelivery = False,
+    servers: ServerOptions,
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, the oldest first.
@@ -68,31 +53,24 @@ def list_(
 
         conquiet dead-letters list orders.dead --rabbit --json
     """
-    place = _source(name, rabbit, redis_url, rabbit_url, rabbit_api, count_a_delivery)
-    selection = Selection("", event, error, source, group)
-    rows = place.rows(selection, limit=limit or None, show_payload=show_payload)
-    if as_json:
-        print_json(rows)
-        return
+    place = find_source(name, servers, rabbit=rabbit)
+    rows = place.rows(where, limit=limit or None, show_payload=show_payload)
     columns = [*place.columns, "payload"] if show_payload else place.columns
-    empty = "no dead letter matches" if selection.filters else "there are no dead letters"
-    print_rows(f"Dead letters of {name}", columns, rows, empty=empty)
+    empty = "no dead letter matches" if where.filters else "there are no dead letters"
+    print_rows(f"Dead letters of {name}", columns, rows, empty=empty, as_json=as_json)
 
 
 @app.command()
-@handle_errors
 def show(
     name: Name,
     dead_id: Annotated[
         str,
         typer.Argument(metavar="ID", help="Its id, as printed by 'list'; with --rabbit a message id or a position."),
     ],
+    *,
     rabbit: Rabbit = False,
     show_payload: ShowPayload = False,
-    redis_url: RedisUrl = "",
-    rabbit_url: RabbitUrl = "",
-    rabbit_api: RabbitApiUrl = "",
-    count_a_delivery: CountADelivery = False,
+    servers: ServerOptions,
     as_json: AsJson = False,
 ) -> None:
     """Show one dead letter with its history: error, traceback, attempts, times.
@@ -104,7 +82,7 @@ def show(
 
         conquiet dead-letters show orders.dead 1 --rabbit --show-payload
     """
-    place = _source(name, rabbit, redis_url, rabbit_url, rabbit_api, count_a_delivery)
+    place = find_source(name, servers, rabbit=rabbit)
     facts, last = place.show(dead_id, show_payload=show_payload)
     if as_json:
         print_json(facts)
@@ -124,14 +102,11 @@ def show(
 
 
 @app.command()
-@handle_errors
 def causes(
     name: Name,
+    *,
     rabbit: Rabbit = False,
-    redis_url: RedisUrl = "",
-    rabbit_url: RabbitUrl = "",
-    rabbit_api: RabbitApiUrl = "",
-    count_a_delivery: CountADelivery = False,
+    servers: ServerOptions,
     as_json: AsJson = False,
 ) -> None:
     """Count dead letters by cause, most frequent first.
@@ -141,33 +116,24 @@ def causes(
     Examples:
         conquiet dead-letters causes orders
     """
-    place = _source(name, rabbit, redis_url, rabbit_url, rabbit_api, count_a_delivery)
-    rows = place.causes()
-    if as_json:
-        print_json(rows)
-    else:
-        print_rows(f"Dead letters of {name}", place.cause_columns, rows, empty="there are no dead letters")
+    place = find_source(name, servers, rabbit=rabbit)
+    title, empty = f"Dead letters of {name}", "there are no dead letters"
+    print_rows(title, place.cause_columns, place.causes(), empty=empty, as_json=as_json)
 
 
 @app.command()
-@handle_errors
 def replay(
     name: Name,
+    *,
     rabbit: Rabbit = False,
     only: Only = "",
-    event: Event = "",
-    error: ErrorType = "",
-    source: Source = "",
-    group: Group = "",
-    everything: Annotated[bool, typer.Option("--all", help="All dead letters.")] = False,
+    where: Selection,
+    everything: Everything = False,
     to: Annotated[str, typer.Option(help="Consumer group (or queue) to replay to, instead of the original one.")] = "",
-    rate: Annotated[float, typer.Option(min=0, callback=finite, help="Most messages per second; 0: no limit.")] = 0,
+    rate: Annotated[float, number_option("Most messages per second; 0: no limit.")] = 0,
     limit: Limit = 0,
     dry_run: DryRun = False,
-    redis_url: RedisUrl = "",
-    rabbit_url: RabbitUrl = "",
-    rabbit_api: RabbitApiUrl = "",
-    count_a_delivery: CountADelivery = False,
+    servers: ServerOptions,
     as_json: AsJson = False,
 ) -> None:
     """Return dead letters to their stream or queue; their attempts count from zero.
@@ -185,26 +151,18 @@ def replay(
 
         conquiet dead-letters replay orders.dead --rabbit --source orders --error rejected
     """
-    selection = Selection(only, event, error, source, group)
-    selection.require_choice(everything=everything)
-    place = _source(name, rabbit, redis_url, rabbit_url, rabbit_api, count_a_delivery)
-    where = place.where(selection)
-    with progress("replayed") as advance:
-        seen = 0
-
-        def note(so_far: "ReplayReport") -> None:
-            nonlocal seen
-            advance(so_far.replayed - seen)
-            seen = so_far.replayed
-
+    selection = where.choose(only, everything=everything)
+    place = find_source(name, servers, rabbit=rabbit)
+    chosen = place.where(selection)
+    with progress("replayed") as show_completed:
         report: ReplayReport = place.run(
             lambda dead_letters: dead_letters.replay(
-                where,
+                chosen,
                 dry_run=dry_run,
                 rate_per_s=rate or None,
                 limit=limit or None,
                 to=to or None,
-                on_progress=note,
+                on_progress=lambda so_far: show_completed(so_far.replayed),
             )
         )
     if not (report.matched or everything):
@@ -222,22 +180,16 @@ def replay(
 
 
 @app.command()
-@handle_errors
 def discard(
     name: Name,
+    *,
     rabbit: Rabbit = False,
     only: Only = "",
-    event: Event = "",
-    error: ErrorType = "",
-    source: Source = "",
-    group: Group = "",
-    everything: Annotated[bool, typer.Option("--all", help="All dead letters.")] = False,
+    where: Selection,
+    everything: Everything = False,
     limit: Limit = 0,
     dry_run: DryRun = False,
-    redis_url: RedisUrl = "",
-    rabbit_url: RabbitUrl = "",
-    rabbit_api: RabbitApiUrl = "",
-    count_a_delivery: CountADelivery = False,
+    servers: ServerOptions,
     as_json: AsJson = False,
 ) -> None:
     """Delete dead letters. This cannot be undone.
@@ -248,22 +200,11 @@ def discard(
     Examples:
         conquiet dead-letters discard orders --id 1763244000000-0
     """
-    selection = Selection(only, event, error, source, group)
-    selection.require_choice(everything=everything)
-    place = _source(name, rabbit, redis_url, rabbit_url, rabbit_api, count_a_delivery)
-    where = place.where(selection)
-    count: int = place.run(lambda dead_letters: dead_letters.discard(where, dry_run=dry_run, limit=limit or None))
+    selection = where.choose(only, everything=everything)
+    place = find_source(name, servers, rabbit=rabbit)
+    chosen = place.where(selection)
+    count: int = place.run(lambda dead_letters: dead_letters.discard(chosen, dry_run=dry_run, limit=limit or None))
     if not (count or everything):
         raise place.no_match()
-    if as_json:
-        print_json({"discarded": count, "dry_run": dry_run})
-    else:
-        typer.echo(f"{count} {'would be discarded' if dry_run else 'discarded'}")
-
-
-def _source(
-    name: str, rabbit: bool, redis_url: str, rabbit_url: str, api_url: str, count_a_delivery: bool
-) -> DeadLetterSource:
-    if rabbit:
-        return QueueSource(rabbit_url, name, api_url, count_a_delivery=count_a_delivery)
-    return StreamSource(redis_url, name)
+    sentence = f"{count} {'would be discarded' if dry_run else 'discarded'}"
+    print_result({"discarded": count, "dry_run": dry_run}, sentence, as_json=as_json)

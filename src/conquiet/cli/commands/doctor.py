@@ -1,15 +1,15 @@
 """``conquiet doctor``: check the configured servers."""
 
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import unquote, urlsplit
 
 import typer
 
 from conquiet.cli.connections import check_broker, open_database, open_redis
-from conquiet.cli.errors import FAILED, NOT_DONE, CannotConnectError, CommandError, handle_errors, report_error
-from conquiet.cli.option_types import finite
+from conquiet.cli.errors import FAILED, NOT_DONE, CannotConnectError, CommandError, report_error
+from conquiet.cli.option_types import number_option
 from conquiet.cli.output import make_console, print_json
 from conquiet.cli.settings import (
     DB,
@@ -26,7 +26,9 @@ from conquiet.cli.settings import (
 from conquiet.errors import ConquietError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from sqlalchemy import Engine
 
     from conquiet.management.doctor.findings import Finding
     from conquiet.management.doctor.retention import RedeliverySource
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
-@handle_errors
 def doctor(
     redis_url: RedisUrl = "",
     db_url: DbUrl = "",
@@ -55,7 +56,7 @@ def doctor(
     max_lag: Annotated[int, typer.Option(min=1, help="Most undelivered entries of a group.")] = 10_000,
     max_deliveries: Annotated[int, typer.Option(min=1, help="Most deliveries of an entry.")] = 10,
     inbox_retention: Annotated[
-        float, typer.Option(min=1, callback=finite, help="Retention of inbox rows in your workers, in seconds.")
+        float, number_option("Retention of inbox rows in your workers, in seconds.", least=1)
     ] = 2_592_000,
     notes: Annotated[bool, typer.Option("--notes", help="Also show informational findings.")] = False,
     as_json: AsJson = False,
@@ -70,8 +71,8 @@ def doctor(
 
         CONQUIET_DB_URL=mysql+pymysql://app@db/shop conquiet doctor --json
     """
+    from conquiet.management.doctor.database import PoolPlan, examine_pools
     from conquiet.management.doctor.findings import Severity
-    from conquiet.management.doctor.pools import PoolPlan, examine_pools
 
     examinations: dict[str, Callable[[], list[Finding]]] = {}
     if find_url(redis_url, REDIS):
@@ -118,33 +119,36 @@ def _redis(flag: str, max_lag: int, max_deliveries: int) -> "list[Finding]":
         return examine_redis(server, RedisLimits(max_lag=max_lag, max_deliveries=max_deliveries))
 
 
-def _database(flag: str, connections: int) -> "list[Finding]":
-    from conquiet.management.doctor.findings import Finding, Severity
-    from conquiet.management.doctor.mysql import examine_mysql
-    from conquiet.management.doctor.postgres import examine_postgres
-    from conquiet.management.doctor.schema import examine_schema
-
+@contextmanager
+def _examined_database(flag: str) -> "Iterator[Engine]":
     with open_database(flag) as engine:
         from sqlalchemy.exc import SQLAlchemyError
 
-        examine = {"mysql": examine_mysql, "mariadb": examine_mysql, "postgresql": examine_postgres}.get(
-            engine.dialect.name
+        try:
+            yield engine
+        except SQLAlchemyError as error:
+            raise CannotConnectError("the database", find_url(flag, DB), error) from error
+
+
+def _database(flag: str, connections: int) -> "list[Finding]":
+    from conquiet.management.doctor.database import examine_schema
+    from conquiet.management.doctor.findings import Finding, Severity
+    from conquiet.management.doctor.mysql import examine_mysql
+    from conquiet.management.doctor.postgres import examine_postgres
+
+    with _examined_database(flag) as engine:
+        kind = engine.dialect.name
+        if kind in {"mysql", "mariadb", "postgresql"}:
+            examine = examine_postgres if kind == "postgresql" else examine_mysql
+            return [*examine(engine, wanted_connections=connections), *examine_schema(engine)]
+        unsuitable = Finding(
+            "database.dialect",
+            Severity.WARNING,
+            f"the database is {kind}",
+            "SQLite has one writer at a time and is for demos and tests",
+            "use MySQL 8, MariaDB 10.6 or PostgreSQL 13, or newer",
         )
-        if examine is not None:
-            try:
-                return [*examine(engine, wanted_connections=connections), *examine_schema(engine)]
-            except SQLAlchemyError as error:
-                raise CannotConnectError("the database", find_url(flag, DB), error) from error
-        return [
-            Finding(
-                "database.dialect",
-                Severity.WARNING,
-                f"the database is {engine.dialect.name}",
-                "SQLite has one writer at a time and is for demos and tests",
-                "use MySQL 8, MariaDB 10.6 or PostgreSQL 13, or newer",
-            ),
-            *(examine_schema(engine) if engine.dialect.name == "sqlite" else ()),
-        ]
+        return [unsuitable, *(examine_schema(engine) if kind == "sqlite" else ())]
 
 
 def _inbox(flag: str, redis_flag: str, retention_s: float) -> "list[Finding]":
@@ -155,13 +159,8 @@ def _inbox(flag: str, redis_flag: str, retention_s: float) -> "list[Finding]":
         # The examination of Redis reports an unreachable Redis.
         with suppress(CommandError, ConquietError), open_redis(redis_flag) as server:
             sources = find_redelivery_sources(server)
-    with open_database(flag) as engine:
-        from sqlalchemy.exc import SQLAlchemyError
-
-        try:
-            return examine_inbox(engine, sources, retention_s=retention_s)
-        except SQLAlchemyError as error:
-            raise CannotConnectError("the database", find_url(flag, DB), error) from error
+    with _examined_database(flag) as engine:
+        return examine_inbox(engine, sources, retention_s=retention_s)
 
 
 def _rabbit(flag: str, api_flag: str, queues: tuple[str, ...]) -> "list[Finding]":

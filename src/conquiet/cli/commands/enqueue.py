@@ -5,15 +5,13 @@ from typing import Annotated
 import typer
 
 from conquiet.cli.connections import open_redis
-from conquiet.cli.errors import CommandError, handle_errors
 from conquiet.cli.line_batcher import LineBatcher
-from conquiet.cli.output import print_json
-from conquiet.cli.payload_input import partial_failure, read_payloads
+from conquiet.cli.output import print_result
+from conquiet.cli.payload_input import read_payloads, report_partial_failure
 from conquiet.cli.progress import progress
 from conquiet.cli.settings import AsJson, RedisUrl
 
 
-@handle_errors
 def enqueue(
     stream: Annotated[str, typer.Argument(help="Key of the stream; created if it does not exist.")],
     payload: Annotated[
@@ -36,24 +34,17 @@ def enqueue(
 
         generate-orders | conquiet enqueue orders -
     """
-    from conquiet.errors import PayloadError, QueueError
+    from conquiet.errors import PayloadError
     from conquiet.management.enqueue import BATCH, enqueue_batches
 
     ids: list[str] = []
-    with open_redis(redis_url) as server, progress("enqueued") as advance:
-        try:
-            for batch in enqueue_batches(server, stream, LineBatcher(read_payloads(payload), size=BATCH).batches()):
-                ids += batch
-                advance(len(batch))
-        except (PayloadError, CommandError) as error:
-            raise partial_failure(error, f"{len(ids)} payloads before it are enqueued") from error.__cause__
-        except (QueueError, KeyboardInterrupt, SystemExit) as error:
-            if ids or not isinstance(error, QueueError):
-                typer.echo(f"conquiet: at least {len(ids)} payloads are enqueued", err=True)
-            raise
-    if as_json:
-        print_json({"stream": stream, "enqueued": len(ids), "ids": ids})
-    elif len(ids) == 1:
-        typer.echo(ids[0])
-    else:
-        typer.echo(f"{len(ids)} enqueued in {stream}")
+    with (
+        open_redis(redis_url) as server,
+        progress("enqueued") as show_completed,
+        report_partial_failure("enqueued", lambda: len(ids), noun=" payloads", refusal=PayloadError),
+    ):
+        for batch in enqueue_batches(server, stream, LineBatcher(read_payloads(payload), size=BATCH).batches()):
+            ids += batch
+            show_completed(len(ids))
+    sentence = ids[0] if len(ids) == 1 else f"{len(ids)} enqueued in {stream}"
+    print_result({"stream": stream, "enqueued": len(ids), "ids": ids}, sentence, as_json=as_json)

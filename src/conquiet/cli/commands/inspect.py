@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conquiet.cli.connections import open_redis
-from conquiet.cli.errors import handle_errors
-from conquiet.cli.option_types import finite
+from conquiet.cli.option_types import number_option
 from conquiet.cli.output import make_console, print_json, print_rows
 from conquiet.cli.settings import AsJson, RedisUrl
 
@@ -31,14 +30,11 @@ _COLUMNS = [
 ]
 
 
-@handle_errors
 def inspect(
     stream: Annotated[str, typer.Argument(help="One stream in detail; by default all streams.")] = "",
     pattern: Annotated[str, typer.Option(help="Only streams with a key that matches, e.g. 'shop:*'.")] = "*",
     limit: Annotated[int, typer.Option(min=1, help="Most streams.")] = 100,
-    watch: Annotated[
-        float, typer.Option(min=0, callback=finite, help="Seconds between repetitions, until Ctrl-C.")
-    ] = 0,
+    watch: Annotated[float, number_option("Seconds between repetitions, until Ctrl-C.")] = 0,
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:

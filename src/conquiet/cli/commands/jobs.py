@@ -1,16 +1,18 @@
 """``conquiet jobs``: list, show and change the jobs of a processor's stream."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from conquiet.cli.connections import open_redis
-from conquiet.cli.errors import CommandError, handle_errors
-from conquiet.cli.option_types import JobPhaseName, finite
+from conquiet.cli.command_group import CommandGroup
+from conquiet.cli.connections import call_redis
+from conquiet.cli.errors import CommandError
+from conquiet.cli.option_types import JobPhaseName, number_option
 from conquiet.cli.output import print_json, print_rows
-from conquiet.cli.settings import REDIS, AsJson, RedisUrl, require_url
+from conquiet.cli.settings import AsJson, RedisUrl
 from conquiet.core.redaction import printable
 
 if TYPE_CHECKING:
@@ -18,39 +20,51 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-app = typer.Typer(help="List, show and change the jobs of a Processor.", no_args_is_help=True)
+app = CommandGroup(help="List, show and change the jobs of a Processor.", no_args_is_help=True)
 
 Stream = Annotated[str, typer.Argument(help="The stream.")]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The message's id, as printed by 'jobs list'.")]
 Group = Annotated[str, typer.Option(help="The consumer group; required if the stream has several.")]
-Event = Annotated[str, typer.Option(help="Only jobs of this event.")]
-Key = Annotated[str, typer.Option("--key", help="Only jobs of this key.")]
-Only = Annotated[str, typer.Option("--id", help="Only the job with this id.")]
-OlderThan = Annotated[
-    float,
-    typer.Option("--older-than", min=0, callback=finite, help="Only jobs emitted at least this many seconds ago."),
-]
-NewerThan = Annotated[
-    float, typer.Option("--newer-than", min=0, callback=finite, help="Only jobs emitted at most this many seconds ago.")
-]
-ErrorType = Annotated[str, typer.Option("--error", help="Only dead jobs with this error or reason.")]
 ShowPayload = Annotated[bool, typer.Option("--show-payload", help="Also print data, which may be personal data.")]
+
+DeadId = Annotated[str, typer.Argument(metavar="PLACE", help="Id of the dead letter: 'place' in 'jobs list'.")]
+RetryGroup = Annotated[str, typer.Option(help="Consumer group to retry for, instead of the original one.")]
 
 _COLUMNS = ("id", "event", "phase", "attempt", "age_s", "due", "place", "consumer", "error")
 _UNCUT = 2**30
 
 
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """The options that choose jobs."""
+
+    event: Annotated[str, typer.Option(help="Only jobs of this event.")] = ""
+    only: Annotated[str, typer.Option("--id", help="Only the job with this id.")] = ""
+    older_than: Annotated[float, number_option("Only jobs emitted at least this many seconds ago.")] = 0
+    newer_than: Annotated[float, number_option("Only jobs emitted at most this many seconds ago.")] = 0
+    error: Annotated[str, typer.Option("--error", help="Only dead jobs with this error or reason.")] = ""
+
+    def as_filter(self, *, key: str = "") -> "JobFilter":
+        """Return the filter."""
+        from conquiet.management import JobFilter
+
+        return JobFilter(
+            event=self.event or None,
+            id=self.only or None,
+            min_age_s=self.older_than or None,
+            max_age_s=self.newer_than or None,
+            error=self.error or None,
+            key=key or None,
+        )
+
+
 @app.command("list")
-@handle_errors
 def list_(
     stream: Stream,
+    *,
     phase: Annotated[JobPhaseName, typer.Option("--phase", "-p", help="Phase of the jobs.")] = JobPhaseName.WAITING,
-    event: Event = "",
-    only: Only = "",
-    older_than: OlderThan = 0,
-    newer_than: NewerThan = 0,
-    error: ErrorType = "",
-    key: Key = "",
+    where: JobOptions,
+    key: Annotated[str, typer.Option("--key", help="Only jobs of this key.")] = "",
     group: Group = "",
     limit: Annotated[int, typer.Option(min=1, help="Most jobs.")] = 100,
     cursor: Annotated[str, typer.Option(help="Cursor printed by the previous page.")] = "",
@@ -70,12 +84,12 @@ def list_(
 
         conquiet jobs list orders --phase dead --error TimeoutError --older-than 3600 --json
     """
-    where = make_filter(event, only, older_than, newer_than, error, key)
+    chosen = where.as_filter(key=key)
     page: JobList = with_jobs(
         redis_url,
         stream,
         group,
-        lambda jobs: jobs.list(phase.value, where, cursor=cursor or None, limit=limit, with_data=show_payload),
+        lambda jobs: jobs.list(phase.value, chosen, cursor=cursor or None, limit=limit, with_data=show_payload),
     )
     rows = [_row(job, show_payload=show_payload) for job in page.jobs]
     if as_json:
@@ -88,7 +102,6 @@ def list_(
 
 
 @app.command()
-@handle_errors
 def show(
     stream: Stream,
     job_id: JobId,
@@ -106,7 +119,7 @@ def show(
     """
     history: JobHistory = with_jobs(redis_url, stream, group, lambda jobs: jobs.show(job_id, with_data=show_payload))
     if history.phase is None:
-        raise no_such_job(stream, job_id, complete=history.complete)
+        raise _no_such_job(stream, job_id, complete=history.complete)
     facts = history.as_dict() | {"places": [_row(job, show_payload=show_payload) for job in history.places]}
     if as_json:
         print_json(facts)
@@ -133,11 +146,10 @@ def show(
 
 
 @app.command()
-@handle_errors
 def cancel(
     stream: Stream,
     job_id: JobId,
-    wait: Annotated[float, typer.Option("--wait", min=0, callback=finite, help="Seconds to wait for the worker.")] = 10,
+    wait: Annotated[float, number_option("Seconds to wait for the worker.")] = 10,
     group: Group = "",
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
@@ -156,7 +168,6 @@ def cancel(
 
 
 @app.command("run-now")
-@handle_errors
 def run_now(
     stream: Stream, job_id: JobId, group: Group = "", redis_url: RedisUrl = "", as_json: AsJson = False
 ) -> None:
@@ -171,11 +182,10 @@ def run_now(
 
 
 @app.command()
-@handle_errors
 def reschedule(
     stream: Stream,
     job_id: JobId,
-    delay: Annotated[float, typer.Option("--delay", min=0, callback=finite, help="Seconds until the job is due.")],
+    delay: Annotated[float, number_option("Seconds until the job is due.")],
     group: Group = "",
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
@@ -192,12 +202,11 @@ def reschedule(
 
 
 @app.command()
-@handle_errors
 def retry(
     stream: Stream,
-    dead_id: Annotated[str, typer.Argument(metavar="PLACE", help="Id of the dead letter: 'place' in 'jobs list'.")],
+    dead_id: DeadId,
     data: Annotated[str, typer.Option("--data", metavar="JSON|@FILE", help="New data: a JSON object.")] = "",
-    to: Annotated[str, typer.Option(help="Consumer group to retry for, instead of the original one.")] = "",
+    to: RetryGroup = "",
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
@@ -218,13 +227,8 @@ def retry(
 
 
 @app.command()
-@handle_errors
 def edit(
-    stream: Stream,
-    dead_id: Annotated[str, typer.Argument(metavar="PLACE", help="Id of the dead letter: 'place' in 'jobs list'.")],
-    to: Annotated[str, typer.Option(help="Consumer group to retry for, instead of the original one.")] = "",
-    redis_url: RedisUrl = "",
-    as_json: AsJson = False,
+    stream: Stream, dead_id: DeadId, to: RetryGroup = "", redis_url: RedisUrl = "", as_json: AsJson = False
 ) -> None:
     """Edit the data of one dead letter in $EDITOR, and retry it. Without an edit it is not retried.
 
@@ -259,28 +263,14 @@ def edit(
 
 def with_jobs(redis_url: str, stream: str, group: str, work: Callable[[Any], Awaitable[T]]) -> T:
     """Run ``await work(PartitionedJobs)`` on the configured Redis."""
-    with open_redis(redis_url) as server:  # reports a server that cannot be reached, and a key of another type
-        server.is_stream(stream)
+
+    async def run(client: Any) -> T:
         from conquiet.management import PartitionedJobs
-        from conquiet.management.run_async import with_redis
 
-        return with_redis(
-            require_url(redis_url, REDIS), lambda client: work(PartitionedJobs(client, stream, group=group or None))
-        )
+        return await work(PartitionedJobs(client, stream, group=group or None))
 
-
-def make_filter(event: str, only: str, older_than: float, newer_than: float, error: str, key: str = "") -> "JobFilter":
-    """Return the filter that the options describe."""
-    from conquiet.management import JobFilter
-
-    return JobFilter(
-        event=event or None,
-        id=only or None,
-        min_age_s=older_than or None,
-        max_age_s=newer_than or None,
-        error=error or None,
-        key=key or None,
-    )
+    # is_stream raises if the key has another type.
+    return call_redis(redis_url, run, check=lambda server: server.is_stream(stream))
 
 
 def _report(stream: str, report: "ChangeReport", as_json: bool, *, moved: str = "is on its way") -> None:
@@ -288,7 +278,7 @@ def _report(stream: str, report: "ChangeReport", as_json: bool, *, moved: str = 
     from conquiet.management import JobChange
 
     if report.change is JobChange.GONE:
-        raise no_such_job(stream, report.id, complete=not report.note)
+        raise _no_such_job(stream, report.id, complete=not report.note)
     if as_json:
         print_json(report.as_dict())
     else:
@@ -308,8 +298,7 @@ _WORDS = {
 }
 
 
-def no_such_job(stream: str, job_id: str, *, complete: bool = True) -> CommandError:
-    """Return the error for a job that was not found."""
+def _no_such_job(stream: str, job_id: str, *, complete: bool) -> CommandError:
     far = "" if complete else " among the messages that were read"
     return CommandError(
         f"nothing is known of job {printable(job_id)} in stream {printable(stream)}{far}",

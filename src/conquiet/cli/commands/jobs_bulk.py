@@ -4,42 +4,29 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from conquiet.cli.commands.jobs import (
-    ErrorType,
-    Event,
-    Group,
-    NewerThan,
-    OlderThan,
-    Only,
-    Stream,
-    make_filter,
-    with_jobs,
-)
-from conquiet.cli.errors import CommandError, handle_errors
-from conquiet.cli.option_types import BulkActionName, JobPhaseName, finite
+from conquiet.cli.commands.jobs import Group, JobOptions, Stream, app, with_jobs
+from conquiet.cli.errors import CommandError
+from conquiet.cli.option_types import BulkActionName, JobPhaseName, number_option
 from conquiet.cli.output import print_json
 from conquiet.cli.progress import progress
 from conquiet.cli.settings import AsJson, DryRun, RedisUrl
+
+__all__ = ["app"]
 
 if TYPE_CHECKING:
     from conquiet.management import BulkReport, ResetReport
 
 
-@handle_errors
+@app.command()
 def bulk(
     action: Annotated[BulkActionName, typer.Argument(help="Change of each job.")],
     stream: Stream,
+    *,
     phase: Annotated[JobPhaseName, typer.Option("--phase", "-p", help="Phase of the jobs. Required.")],
-    event: Event = "",
-    only: Only = "",
-    older_than: OlderThan = 0,
-    newer_than: NewerThan = 0,
-    error: ErrorType = "",
+    where: JobOptions,
     everything: Annotated[bool, typer.Option("--all", help="All jobs of the phase.")] = False,
-    delay: Annotated[
-        float, typer.Option(min=0, callback=finite, help="For reschedule: seconds until the jobs are due.")
-    ] = 0,
-    rate: Annotated[float, typer.Option(min=0, callback=finite, help="Most jobs per second; 0: no limit.")] = 0,
+    delay: Annotated[float, number_option("For reschedule: seconds until the jobs are due.")] = 0,
+    rate: Annotated[float, number_option("Most jobs per second; 0: no limit.")] = 0,
     limit: Annotated[int, typer.Option(min=0, help="Most jobs; 0: no limit.")] = 0,
     name: Annotated[str, typer.Option(help="Name of the run. The same command with this name resumes the run.")] = "",
     dry_run: DryRun = False,
@@ -60,19 +47,12 @@ def bulk(
 
         conquiet jobs bulk retry orders --phase dead --error TimeoutError --rate 50 --name monday
     """
-    where = make_filter(event, only, older_than, newer_than, error)
-    if everything != where.is_empty:
+    chosen = where.as_filter()
+    if everything != chosen.is_empty:
         raise CommandError(
             "choose the jobs", fix="give --event, --id, --older-than, --newer-than or --error, or --all alone"
         )
-    with progress("read") as advance:
-        seen = 0
-
-        def note(so_far: "BulkReport") -> None:
-            nonlocal seen
-            advance(so_far.scanned - seen)
-            seen = so_far.scanned
-
+    with progress("read") as show_completed:
         report: BulkReport = with_jobs(
             redis_url,
             stream,
@@ -80,13 +60,13 @@ def bulk(
             lambda jobs: jobs.bulk(
                 action.value,
                 phase.value,
-                where,
+                chosen,
                 name=name or None,
                 dry_run=dry_run,
                 delay_s=delay if action is BulkActionName.RESCHEDULE else None,
                 rate_per_s=rate or None,
                 limit=limit or None,
-                on_progress=note,
+                on_progress=lambda so_far: show_completed(so_far.scanned),
             ),
         )
     if as_json:
@@ -105,7 +85,7 @@ def bulk(
             typer.echo(f"{count} {what}")
 
 
-@handle_errors
+@app.command()
 def reset(
     stream: Stream,
     confirm: Annotated[str, typer.Option("--confirm", metavar="STREAM", help="Repeat the name of the stream.")] = "",
@@ -137,9 +117,3 @@ def reset(
     if report.behind:
         counts += f", {report.behind} behind others of their key"
     typer.echo(f"{counts} {'would be deleted' if dry_run else 'deleted'}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to ``conquiet jobs``."""
-    app.command()(bulk)
-    app.command()(reset)

@@ -5,17 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from conquiet.cli.connections import open_redis
-from conquiet.cli.errors import handle_errors
+from conquiet.cli.connections import call_redis
 from conquiet.cli.output import print_json, print_rows
-from conquiet.cli.settings import REDIS, AsJson, RedisUrl, require_url
+from conquiet.cli.settings import AsJson, RedisUrl
 
 if TYPE_CHECKING:
     from conquiet.processor.key_order import OrderReport
     from conquiet.redis_transport.client import AsyncClient
 
 
-@handle_errors
 def keys(
     stream: Annotated[str, typer.Argument(help="The stream.")],
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Most keys.")] = 20,
@@ -36,17 +34,14 @@ def keys(
 
         conquiet keys payments --release-stuck
     """
-    from conquiet.management.run_async import with_redis
-    from conquiet.processor.partitioned_key_order import PartitionedKeyOrder
+    from conquiet.processor.key_order import PartitionedKeyOrder
 
     async def work(client: "AsyncClient") -> "tuple[OrderReport, list[str]]":
         order = PartitionedKeyOrder(client, stream)
         found = await (order.release_stuck() if release_stuck else order.stuck())
         return await order.report(limit=limit), found
 
-    with open_redis(redis_url) as server:
-        server.require_stream(stream)
-    report, stuck = with_redis(require_url(redis_url, REDIS), work)
+    report, stuck = call_redis(redis_url, work, check=lambda server: server.require_stream(stream))
     if as_json:
         print_json(asdict(report) | {"released" if release_stuck else "stuck": stuck})
     else:

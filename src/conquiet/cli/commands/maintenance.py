@@ -1,38 +1,52 @@
 """``conquiet pending``, ``reclaim``, ``remove-consumer`` and ``trim``."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from conquiet.cli.connections import open_redis
-from conquiet.cli.errors import handle_errors
-from conquiet.cli.option_types import finite
-from conquiet.cli.output import print_json, print_rows
+from conquiet.cli.option_types import number_option
+from conquiet.cli.output import print_result, print_rows
 from conquiet.cli.settings import AsJson, DryRun, RedisUrl
 
 if TYPE_CHECKING:
-    from conquiet.management import RedisAdmin
+    from conquiet.management import PendingFilter, RedisAdmin
 
 Stream = Annotated[str, typer.Argument(help="Key of the stream.")]
 Group = Annotated[str, typer.Argument(help="Consumer group.")]
-Consumer = Annotated[str, typer.Option(help="Only entries of this consumer.")]
-MinIdle = Annotated[
-    float, typer.Option(min=0, callback=finite, help="Only entries idle for at least this many seconds.")
-]
-MinDeliveries = Annotated[int, typer.Option(min=0, help="Only entries with at least this many deliveries.")]
-DeadOwners = Annotated[bool, typer.Option("--dead-owners", help="Only entries of owners that are proved dead.")]
-Limit = Annotated[int, typer.Option(min=1, max=100_000, help="Most entries.")]
 
 
-@handle_errors
+@dataclass(frozen=True, slots=True)
+class PendingOptions:
+    """The options that choose pending entries."""
+
+    consumer: Annotated[str, typer.Option(help="Only entries of this consumer.")] = ""
+    min_idle: Annotated[float, number_option("Only entries idle for at least this many seconds.")] = 0
+    min_deliveries: Annotated[int, typer.Option(min=0, help="Only entries with at least this many deliveries.")] = 0
+    dead_owners: Annotated[bool, typer.Option("--dead-owners", help="Only entries of owners that are proved dead.")] = (
+        False
+    )
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most entries.")] = 100
+
+    def as_filter(self) -> "PendingFilter":
+        """Return the filter."""
+        from conquiet.management import PendingFilter
+
+        return PendingFilter(
+            consumer=self.consumer,
+            min_idle_s=self.min_idle,
+            min_deliveries=self.min_deliveries,
+            dead_owners_only=self.dead_owners,
+            limit=self.limit,
+        )
+
+
 def pending(
     stream: Stream,
     group: Group,
-    consumer: Consumer = "",
-    min_idle: MinIdle = 0,
-    min_deliveries: MinDeliveries = 0,
-    dead_owners: DeadOwners = False,
-    limit: Limit = 100,
+    *,
+    where: PendingOptions,
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
@@ -48,35 +62,21 @@ def pending(
 
         conquiet pending orders billing --dead-owners --json
     """
-    from conquiet.management import PendingFilter, list_pending
+    from conquiet.management import list_pending
 
-    where = PendingFilter(
-        consumer=consumer,
-        min_idle_s=min_idle,
-        min_deliveries=min_deliveries,
-        dead_owners_only=dead_owners,
-        limit=limit,
-    )
     with open_redis(redis_url) as server:
-        found = [facts.as_dict() for facts in list_pending(server, stream, group, where)]
-        _warn_about_unproved(server, stream, group, dead_owners=dead_owners)
-    if as_json:
-        print_json(found)
-        return
+        found = [facts.as_dict() for facts in list_pending(server, stream, group, where.as_filter())]
+        _warn_about_unproved(server, stream, group, dead_owners=where.dead_owners)
     columns = ["id", "consumer", "idle_s", "deliveries", "owner", "trimmed"]
-    print_rows(f"Pending in {stream}, group {group}", columns, found, empty="nothing is pending")
+    print_rows(f"Pending in {stream}, group {group}", columns, found, empty="nothing is pending", as_json=as_json)
 
 
-@handle_errors
 def reclaim(
     stream: Stream,
     group: Group,
+    *,
     to: Annotated[str, typer.Option(help="New owner; by default the next worker that claims stale entries.")] = "",
-    consumer: Consumer = "",
-    min_idle: MinIdle = 0,
-    min_deliveries: MinDeliveries = 0,
-    dead_owners: DeadOwners = False,
-    limit: Limit = 100,
+    where: PendingOptions,
     reset_deliveries: Annotated[
         bool, typer.Option("--reset-deliveries", help="Set their delivery counts to 0, so that workers run them again.")
     ] = False,
@@ -98,25 +98,15 @@ def reclaim(
 
         conquiet reclaim orders billing --min-deliveries 20 --reset-deliveries
     """
-    from conquiet.management import PendingFilter
     from conquiet.management import reclaim as run
 
-    where = PendingFilter(
-        consumer=consumer,
-        min_idle_s=min_idle,
-        min_deliveries=min_deliveries,
-        dead_owners_only=dead_owners,
-        limit=limit,
-    )
+    chosen = where.as_filter()
     with open_redis(redis_url) as server:
-        done = run(server, stream, group, where, owner=to, reset_deliveries=reset_deliveries, dry_run=dry_run)
-        _warn_about_unproved(server, stream, group, dead_owners=dead_owners)
-    if as_json:
-        print_json(done.as_dict())
-        return
+        done = run(server, stream, group, chosen, owner=to, reset_deliveries=reset_deliveries, dry_run=dry_run)
+        _warn_about_unproved(server, stream, group, dead_owners=where.dead_owners)
     verb = "would be reclaimed" if dry_run else "reclaimed"
     counts = ", with their delivery counts at 0" if done.reset else ""
-    typer.echo(f"{len(done.ids)} entries {verb} for {done.owner}{counts}")
+    print_result(done.as_dict(), f"{len(done.ids)} entries {verb} for {done.owner}{counts}", as_json=as_json)
 
 
 def _warn_about_unproved(server: "RedisAdmin", stream: str, group: str, *, dead_owners: bool) -> None:
@@ -136,15 +126,12 @@ def _warn_about_unproved(server: "RedisAdmin", stream: str, group: str, *, dead_
             )
 
 
-@handle_errors
 def remove_consumer(
     stream: Stream,
     group: Group,
     consumer: Annotated[str, typer.Argument(help="The consumer to remove.")],
     new_owner: Annotated[str, typer.Option(help="Consumer that receives its pending entries.")] = "",
-    min_idle: Annotated[
-        float, typer.Option(min=0, callback=finite, help="Seconds without a read after which it counts as dead.")
-    ] = 60,
+    min_idle: Annotated[float, number_option("Seconds without a read after which it counts as dead.")] = 60,
     force: Annotated[
         bool, typer.Option("--force", help="Skip the proof of death. Use only after stopping the consumer.")
     ] = False,
@@ -168,19 +155,13 @@ def remove_consumer(
 
     with open_redis(redis_url) as server:
         done = run(server, stream, group, consumer, new_owner=new_owner, min_idle_s=min_idle, force=force)
-    if as_json:
-        print_json(done.as_dict())
-        return
     transferred = f"; {done.transferred} entries went to {done.new_owner}" if done.transferred else ""
-    typer.echo(f"{done.consumer} removed{transferred}")
+    print_result(done.as_dict(), f"{done.consumer} removed{transferred}", as_json=as_json)
 
 
-@handle_errors
 def trim(
     stream: Stream,
-    older_than: Annotated[
-        float, typer.Option(min=0, callback=finite, help="Keep entries younger than this many seconds.")
-    ] = 0,
+    older_than: Annotated[float, number_option("Keep entries younger than this many seconds.")] = 0,
     dry_run: DryRun = False,
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
@@ -198,10 +179,8 @@ def trim(
 
     with open_redis(redis_url) as server:
         done = run(server, stream, older_than_s=older_than or None, dry_run=dry_run)
-    if as_json:
-        print_json(done.as_dict())
-        return
     if dry_run:
-        typer.echo(f"entries before {done.below_id} are not needed by any group; {done.length} entries are there")
+        sentence = f"entries before {done.below_id} are not needed by any group; {done.length} entries are there"
     else:
-        typer.echo(f"{done.removed} entries removed; {done.length} are left")
+        sentence = f"{done.removed} entries removed; {done.length} are left"
+    print_result(done.as_dict(), sentence, as_json=as_json)

@@ -4,16 +4,16 @@ from typing import Annotated
 
 import typer
 
+from conquiet.cli.command_group import CommandGroup
 from conquiet.cli.connections import open_database
-from conquiet.cli.errors import CommandError, handle_errors
+from conquiet.cli.errors import CommandError
 from conquiet.cli.output import print_json, print_rows
 from conquiet.cli.settings import OUTBOX, AsJson, DbUrl, OutboxTable
 
-app = typer.Typer(help="Show the backlog of the outbox; unpark messages.", no_args_is_help=True)
+app = CommandGroup(help="Show the backlog of the outbox; unpark messages.", no_args_is_help=True)
 
 
 @app.command("list")
-@handle_errors
 def backlog(outbox: OutboxTable = OUTBOX, db_url: DbUrl = "", as_json: AsJson = False) -> None:
     """Show the backlog by target: waiting rows, age of the oldest row, parked rows. Changes nothing.
 
@@ -38,7 +38,6 @@ def backlog(outbox: OutboxTable = OUTBOX, db_url: DbUrl = "", as_json: AsJson = 
 
 
 @app.command()
-@handle_errors
 def parked(
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most rows.")] = 100,
     outbox: OutboxTable = OUTBOX,
@@ -66,7 +65,6 @@ def parked(
 
 
 @app.command()
-@handle_errors
 def unpark(
     seq: Annotated[list[int] | None, typer.Argument(help="Numbers printed by 'conquiet outbox parked'.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All parked messages.")] = False,

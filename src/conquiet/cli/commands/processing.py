@@ -1,22 +1,24 @@
 """``conquiet emit``, ``pause`` and ``resume``: commands for streams of a Processor."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conquiet.cli.connections import open_redis
-from conquiet.cli.errors import CommandError, handle_errors
+from conquiet.cli.connections import call_redis, open_redis
+from conquiet.cli.errors import CommandError
 from conquiet.cli.line_batcher import LineBatcher
-from conquiet.cli.option_types import finite
+from conquiet.cli.option_types import number_option
 from conquiet.cli.output import print_json
-from conquiet.cli.payload_input import partial_failure, read_payloads
+from conquiet.cli.payload_input import read_payloads, report_partial_failure
 from conquiet.cli.progress import progress
 from conquiet.cli.settings import REDIS, AsJson, RedisUrl, require_url
+
+if TYPE_CHECKING:
+    from conquiet.management import RedisAdmin
 
 _BATCH = 500
 
 
-@handle_errors
 def emit(
     event: Annotated[str, typer.Argument(help="The event; its handler receives the data.")],
     data: Annotated[
@@ -27,7 +29,7 @@ def emit(
         str, typer.Option("--id", help="Message id. A second message with the same id is not emitted.")
     ] = "",
     key: Annotated[str, typer.Option(help="Messages with the same key run one at a time, in order.")] = "",
-    delay: Annotated[float, typer.Option(min=0, callback=finite, help="Seconds until the message is due.")] = 0,
+    delay: Annotated[float, number_option("Seconds until the message is due.")] = 0,
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
@@ -42,9 +44,7 @@ def emit(
 
         conquiet emit order.created @orders.jsonl --stream orders --key customer-7
     """
-    from conquiet.errors import QueueError
     from conquiet.management.partitions import count_partitions
-    from conquiet.management.run_async import with_redis
     from conquiet.processor import Emitted, Emitter, NewMessage, PartitionedEmitter
 
     if not stream:
@@ -53,6 +53,12 @@ def emit(
         raise CommandError("one --id cannot be the identity of many messages", fix="leave it out, or give one object")
 
     emitted: list[Emitted] = []
+    is_partitioned = False
+
+    def check(server: "RedisAdmin") -> None:
+        nonlocal is_partitioned
+        server.is_stream(stream)
+        is_partitioned = count_partitions(server, stream) > 1
 
     async def work(client: Any) -> None:
         emitter = PartitionedEmitter(client, stream) if is_partitioned else Emitter(client, stream)
@@ -61,19 +67,10 @@ def emit(
                 NewMessage(event, one, id=message_id or None, delay_s=delay or None, key=key or None) for one in batch
             ]
             emitted.extend(await emitter.emit_many(messages))
-            advance(len(batch))
+            show_completed(len(emitted))
 
-    with open_redis(redis_url) as server, progress("emitted") as advance:
-        server.is_stream(stream)
-        is_partitioned = count_partitions(server, stream) > 1
-        try:
-            with_redis(require_url(redis_url, REDIS), work)
-        except CommandError as error:
-            raise partial_failure(error, f"{len(emitted)} before it are emitted") from error.__cause__
-        except (QueueError, KeyboardInterrupt, SystemExit) as error:
-            if emitted or not isinstance(error, QueueError):
-                typer.echo(f"conquiet: at least {len(emitted)} are emitted", err=True)
-            raise
+    with progress("emitted") as show_completed, report_partial_failure("emitted", lambda: len(emitted)):
+        call_redis(redis_url, work, check=check)
     if as_json:
         print_json([one._asdict() for one in emitted])
     elif len(emitted) == 1:
@@ -82,7 +79,6 @@ def emit(
         typer.echo(f"{len(emitted)} emitted to {stream}")
 
 
-@handle_errors
 def pause(
     stream: Annotated[str, typer.Argument(help="The stream.")],
     event: Annotated[str, typer.Option(help="Only this event of the stream.")] = "",
@@ -102,7 +98,6 @@ def pause(
     _change(stream, event, redis_url, "pause", "paused", "was paused already")
 
 
-@handle_errors
 def resume(
     stream: Annotated[str, typer.Argument(help="The stream.")],
     event: Annotated[str, typer.Option(help="Only this event of the stream.")] = "",

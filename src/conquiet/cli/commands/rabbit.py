@@ -4,12 +4,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from conquiet.cli.command_group import CommandGroup
 from conquiet.cli.connections import check_broker
-from conquiet.cli.errors import CommandError, handle_errors
+from conquiet.cli.errors import CommandError
 from conquiet.cli.line_batcher import LineBatcher
 from conquiet.cli.option_types import LogLevel
-from conquiet.cli.output import print_json
-from conquiet.cli.payload_input import partial_failure, read_payloads
+from conquiet.cli.output import print_result
+from conquiet.cli.payload_input import read_payloads, report_partial_failure
 from conquiet.cli.progress import progress
 from conquiet.cli.settings import RABBIT, AsJson, RabbitUrl, require_url
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 _BATCH = 500
 
-app = typer.Typer(help="Consume a RabbitMQ queue.", no_args_is_help=True)
+app = CommandGroup(help="Consume a RabbitMQ queue.", no_args_is_help=True)
 
 
 @app.callback()
@@ -29,7 +30,6 @@ def rabbit() -> None:
 
 
 @app.command()
-@handle_errors
 def run(
     url: Annotated[str, typer.Argument(metavar="URL|-", help=f"The broker; - uses ${RABBIT} or conquiet.toml.")],
     queue: Annotated[str, typer.Argument(help="An existing queue.")],
@@ -110,7 +110,6 @@ def _key_store(path: str, name: str, *, secret_volume: bool) -> "KeyStore":
     return FileKeyStore(path, secret_volume=secret_volume) if path else MemoryKeyStore.from_env(name)
 
 
-@handle_errors
 def publish(
     queue: Annotated[str, typer.Argument(help="Routing key; with the default exchange the name of the queue.")],
     payload: Annotated[str, typer.Argument(metavar="JSON|@FILE|-", help="A JSON object, @file of JSON lines, or -.")],
@@ -134,18 +133,15 @@ def publish(
     """
     import asyncio
 
-    from conquiet.errors import PublishError
     from conquiet.rabbit import Outgoing, Publisher
 
     check_broker(rabbit_url)
     counted = 0
 
-    async def work(advance: Any) -> int:
-        nonlocal counted
-
+    async def work(show_completed: Any) -> int:
         def note(confirmed: int) -> None:
             nonlocal counted
-            advance(confirmed - counted)
+            show_completed(confirmed)
             counted = confirmed
 
         async def messages() -> "AsyncIterator[Outgoing]":
@@ -156,15 +152,7 @@ def publish(
         async with Publisher(require_url(rabbit_url, RABBIT)) as publisher:
             return await publisher.publish_many(messages(), progress=note)
 
-    with progress("published") as advance:
-        try:
-            published = asyncio.run(work(advance))
-        except CommandError as error:
-            raise partial_failure(error, f"{counted} before it are confirmed") from error.__cause__
-        except (PublishError, KeyboardInterrupt, SystemExit):
-            typer.echo(f"conquiet: at least {counted} are confirmed", err=True)
-            raise
-    if as_json:
-        print_json({"queue": queue, "published": published})
-    else:
-        typer.echo(f"{published} published to {queue}")
+    with progress("published") as show_completed, report_partial_failure("confirmed", lambda: counted):
+        published = asyncio.run(work(show_completed))
+    result = {"queue": queue, "published": published}
+    print_result(result, f"{published} published to {queue}", as_json=as_json)

@@ -4,30 +4,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conquiet.cli.connections import open_redis
-from conquiet.cli.errors import CommandError, handle_errors
-from conquiet.cli.output import print_json, print_rows
-from conquiet.cli.settings import REDIS, AsJson, RedisUrl, require_url
+from conquiet.cli.command_group import CommandGroup
+from conquiet.cli.connections import call_redis
+from conquiet.cli.errors import CommandError
+from conquiet.cli.output import print_rows
+from conquiet.cli.settings import AsJson, RedisUrl
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-app = typer.Typer(help="List, pause, resume and remove schedule entries.", no_args_is_help=True)
+app = CommandGroup(help="List, pause, resume and remove schedule entries.", no_args_is_help=True)
 
 Group = Annotated[str, typer.Option(help="Group of the schedulers.")]
 Name = Annotated[str, typer.Argument(help="Name of the entry.")]
 
 
 def _with(flag: str, group: str, work: "Callable[[Any], Awaitable[Any]]") -> Any:
-    from conquiet.management.run_async import with_redis
     from conquiet.management.schedule_admin import with_schedules
 
-    with open_redis(flag):
-        return with_redis(require_url(flag, REDIS), lambda client: with_schedules(client, group, work))
+    return call_redis(flag, lambda client: with_schedules(client, group, work))
 
 
 @app.command("list")
-@handle_errors
 def list_(group: Group = "processor", redis_url: RedisUrl = "", as_json: AsJson = False) -> None:
     """List all entries of a group with their status.
 
@@ -52,15 +50,11 @@ def list_(group: Group = "processor", redis_url: RedisUrl = "", as_json: AsJson 
         }
         for one in found
     ]
-    if as_json:
-        print_json(rows)
-        return
     columns = ["name", "event", "stream", "when", "next_run", "last_fire", "fired", "missed", "paused_since"]
-    print_rows(f"Schedule of {group}", columns, rows, empty=f"group {group} has no entries")
+    print_rows(f"Schedule of {group}", columns, rows, empty=f"group {group} has no entries", as_json=as_json)
 
 
 @app.command("next")
-@handle_errors
 def next_(
     count: Annotated[int, typer.Option("--count", "-n", min=1, max=1_000, help="Number of runs.")] = 10,
     name: Annotated[str, typer.Option(help="Only runs of this entry.")] = "",
@@ -77,14 +71,10 @@ def next_(
     """
     found = _with(redis_url, group, lambda schedules: schedules.next_runs(count, name=name or None))
     rows = [{"at": _time(one.at), "name": one.name, "due": _time(one.due)} for one in found]
-    if as_json:
-        print_json(rows)
-    else:
-        print_rows("Next runs", ["at", "name", "due"], rows, empty="no runs are due")
+    print_rows("Next runs", ["at", "name", "due"], rows, empty="no runs are due", as_json=as_json)
 
 
 @app.command()
-@handle_errors
 def pause(name: Name, group: Group = "processor", redis_url: RedisUrl = "") -> None:
     """Pause an entry on all hosts. The pause survives restarts.
 
@@ -95,7 +85,6 @@ def pause(name: Name, group: Group = "processor", redis_url: RedisUrl = "") -> N
 
 
 @app.command()
-@handle_errors
 def resume(name: Name, group: Group = "processor", redis_url: RedisUrl = "") -> None:
     """Resume a paused entry. Ticks that were due during the pause are skipped.
 
@@ -106,7 +95,6 @@ def resume(name: Name, group: Group = "processor", redis_url: RedisUrl = "") -> 
 
 
 @app.command()
-@handle_errors
 def remove(name: Name, group: Group = "processor", redis_url: RedisUrl = "") -> None:
     """Remove an entry and its history. An entry that code declares is created again by the code: pause it instead.
 

@@ -10,10 +10,9 @@ from typing import Annotated
 
 import typer
 
-from conquiet.cli.errors import FAILED, handle_errors
+from conquiet.cli.errors import FAILED
 
 
-@handle_errors
 def demo(
     orders: Annotated[int, typer.Option(min=1, max=1_000_000, help="Orders to enqueue.")] = 10_000,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")] = 4,

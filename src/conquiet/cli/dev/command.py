@@ -11,14 +11,13 @@ from typing import Annotated, Final
 
 import typer
 
-from conquiet.cli.errors import CommandError, handle_errors
+from conquiet.cli.errors import CommandError
 from conquiet.core.server_urls import DB, REDIS, configured_url
 
 FOLDER: Final = ".conquiet"
 _STOP_S: Final = 15.0
 
 
-@handle_errors
 def dev(
     target: Annotated[str, typer.Argument(metavar="MODULE:APP", help="The App.")],
     web: Annotated[

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from conquiet.cli.errors import CommandError, handle_errors
+from conquiet.cli.errors import CommandError
 
 _PLACEHOLDER: Final = "PROJECT"
 _SUFFIX: Final = ".txt"  # the templates are not modules of conquiet
@@ -26,7 +26,6 @@ _NEXT: Final = {
 }
 
 
-@handle_errors
 def new(
     name: Annotated[str, typer.Argument(help="Name of the project: a Python module name, such as shop.")],
     fastapi: Annotated[bool, typer.Option("--fastapi", help="With a FastAPI application.")] = False,

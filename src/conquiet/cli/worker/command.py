@@ -4,11 +4,9 @@ from typing import Annotated
 
 import typer
 
-from conquiet.cli.errors import handle_errors
-from conquiet.cli.option_types import AppPart, LogFormat, LogLevel, finite
+from conquiet.cli.option_types import AppPart, LogFormat, LogLevel, number_option
 
 
-@handle_errors
 def worker(
     target: Annotated[
         str,
@@ -18,9 +16,7 @@ def worker(
     concurrency: Annotated[
         int, typer.Option(min=0, max=1_000_000, help="Most concurrent handlers in each process; 0: as in the code.")
     ] = 0,
-    grace: Annotated[
-        float, typer.Option(min=0, callback=finite, help="Seconds a process may take to end after SIGTERM.")
-    ] = 28.0,
+    grace: Annotated[float, number_option("Seconds a process may take to end after SIGTERM.")] = 28.0,
     only: Annotated[
         list[AppPart] | None,
         typer.Option("--only", help="Run only this part of an App. Repeatable."),
@@ -31,10 +27,7 @@ def worker(
     ] = 0,
     health_port: Annotated[int, typer.Option(min=0, max=65_535, help="/livez and /readyz; 0: none.")] = 0,
     host: Annotated[str, typer.Option(help="Address of these ports; 0.0.0.0 for Kubernetes probes.")] = "127.0.0.1",
-    wait_s: Annotated[
-        float,
-        typer.Option("--wait-s", min=0, callback=finite, help="Seconds to wait for servers at the start."),
-    ] = 30.0,
+    wait_s: Annotated[float, number_option("Seconds to wait for servers at the start.")] = 30.0,
     max_messages: Annotated[
         int, typer.Option(min=0, max=2**52, help="Messages after which a process is replaced; 0: never.")
     ] = 0,
@@ -42,10 +35,7 @@ def worker(
         int,
         typer.Option("--max-rss", min=0, max=2**40, help="MiB of memory above which a process is replaced; 0: never."),
     ] = 0,
-    max_age: Annotated[
-        float,
-        typer.Option("--max-age", min=0, callback=finite, help="Seconds after which a process is replaced; 0: never."),
-    ] = 0,
+    max_age: Annotated[float, number_option("Seconds after which a process is replaced; 0: never.")] = 0,
     log_level: LogLevel = "info",
     log_format: LogFormat = "",  # noqa: ARG001 - its callback does everything
 ) -> None:
