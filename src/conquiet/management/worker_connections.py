@@ -19,9 +19,8 @@ from conquiet.errors import QueueError
 from conquiet.management.models import ConsumerState
 from conquiet.management.redis_admin import RedisAdmin
 from conquiet.management.workers import StreamWorker
-from conquiet.redis_transport.connection_id import run_id
 from conquiet.redis_transport.errors import ResponseError
-from conquiet.redis_transport.replies import text
+from conquiet.redis_transport.replies import info_fields
 
 MOST_CLIENTS: Final = 1_000
 """Most connections queried by one command. The reply has about 350 bytes for each."""
@@ -55,7 +54,7 @@ def find_closed(server: RedisAdmin, workers: Iterable[StreamWorker]) -> set[Work
         return closed
     try:
         for address in server.masters():
-            here = run_id(text(server.call_each(address, "INFO", "server")))
+            here = info_fields(server.call_each(address, "INFO", "server")).get("run_id", "")
             queried = _bounded([one for one in wanted if one.server == here])
             ids = sorted({client for one in queried for client in one.clients})
             if ids:

@@ -8,7 +8,7 @@ from typing import Final
 
 from conquiet.core.redaction import printable
 from conquiet.errors import QueueError
-from conquiet.management.doctor.findings import Finding, Severity
+from conquiet.management.doctor.findings import Finding
 from conquiet.management.redis_admin import RedisAdmin
 
 _REPLICA: Final = re.compile(r"slave\d+")
@@ -66,9 +66,8 @@ def check_clocks(clocks: tuple[ClockReading, ...], most_s: float) -> Iterator[Fi
     if server is None or server.offset_s is None:
         return
     if abs(server.offset_s) - server.doubt_s > most_s:
-        yield Finding(
+        yield Finding.warning(
             "redis.clocks",
-            Severity.WARNING,
             f"the clock of the server is {_apart(server.offset_s)} the clock of this host",
             "ages, delays and schedules that this host computes are off by as much; a step back of the server's clock "
             "after a stream was deleted repeats ids; only an inbox that compares digests distinguishes them",
@@ -76,17 +75,15 @@ def check_clocks(clocks: tuple[ClockReading, ...], most_s: float) -> Iterator[Fi
         )
     for replica in clocks[1:]:
         if replica.offset_s is None:
-            yield Finding(
+            yield Finding.note(
                 "redis.clocks",
-                Severity.NOTE,
                 f"the clock of {replica.name} was not compared: it cannot be reached from here",
                 "a replica with a slow clock repeats ids after a fail-over",
                 "run the doctor where the replica can be reached",
             )
         elif abs(apart := replica.offset_s - server.offset_s) - server.doubt_s - replica.doubt_s > most_s:
-            yield Finding(
+            yield Finding.warning(
                 "redis.clocks",
-                Severity.WARNING,
                 f"the clock of {replica.name} is {_apart(apart)} the clock of the server",
                 "after a fail-over the new master repeats ids that the old one gave to entries it had not replicated "
                 "yet; only an inbox that compares digests distinguishes such a message from a handled one",

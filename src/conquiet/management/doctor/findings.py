@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 F = TypeVar("F")
 
@@ -35,6 +35,21 @@ class Finding:
     what: str
     why: str
     fix: str
+
+    @classmethod
+    def note(cls, check: str, what: str, why: str, fix: str) -> Self:
+        """Return information about something that needs no change."""
+        return cls(check, Severity.NOTE, what, why, fix)
+
+    @classmethod
+    def warning(cls, check: str, what: str, why: str, fix: str) -> Self:
+        """Return a state that will lead to a failure."""
+        return cls(check, Severity.WARNING, what, why, fix)
+
+    @classmethod
+    def error(cls, check: str, what: str, why: str, fix: str) -> Self:
+        """Return a state that breaks a promise now."""
+        return cls(check, Severity.ERROR, what, why, fix)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the finding for JSON."""

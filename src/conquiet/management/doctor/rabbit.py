@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from conquiet.core.redaction import printable
 from conquiet.core.versions import release_of
-from conquiet.management.doctor.findings import Finding, Severity, run_checks
+from conquiet.management.doctor.findings import Finding, run_checks
 from conquiet.rabbitmq_api import RabbitApi, delivery_limit, nack_is_uncounted, queue_setting
 
 _MAX_QUEUES = 200
@@ -106,9 +106,8 @@ def _is_last_stop(facts: RabbitFacts, queue: dict[str, Any]) -> bool:
 def check_version(facts: RabbitFacts) -> Iterator[Finding]:
     """Report a broker that is older than the tested versions."""
     if release_of(facts.version) < _OLDEST:
-        yield Finding(
+        yield Finding.error(
             "rabbit.version",
-            Severity.ERROR,
             f"the broker is version {printable(facts.version)}",
             "conquiet supports 3.10 and newer: older ones were never tested",
             "update RabbitMQ",
@@ -120,9 +119,8 @@ def check_missing(facts: RabbitFacts) -> Iterator[Finding]:
     there = {queue.get("name") for queue in facts.queues}
     for name in facts.wanted:
         if name not in there:
-            yield Finding(
+            yield Finding.error(
                 "rabbit.missing_queue",
-                Severity.ERROR,
                 f"there is no queue {printable(name)!r}",
                 "consumers do not start, and messages for it are returned or lost",
                 "declare it, or correct the name",
@@ -132,9 +130,8 @@ def check_missing(facts: RabbitFacts) -> Iterator[Finding]:
 def check_complete(facts: RabbitFacts) -> Iterator[Finding]:
     """Report that some queues were not checked."""
     if facts.total > len(facts.queues):
-        yield Finding(
+        yield Finding.warning(
             "rabbit.incomplete",
-            Severity.WARNING,
             f"only {len(facts.queues):,} of {facts.total:,} queues were checked",
             "problems of the others are not reported",
             "name the important queues: --queue, repeatable",
@@ -147,17 +144,15 @@ def check_type(facts: RabbitFacts) -> Iterator[Finding]:
         if queue.get("exclusive"):
             continue  # a reply queue, which is deleted with its connection
         if not queue.get("durable", True):
-            yield Finding(
+            yield Finding.error(
                 "rabbit.durability",
-                Severity.ERROR,
                 f"queue {_name(queue)!r} is not durable",
                 "a restart of the broker deletes it with its messages",
                 "delete it and declare it as durable, best as a quorum queue",
             )
         elif queue.get("type", "classic") == "classic":
-            yield Finding(
+            yield Finding.note(
                 "rabbit.queue_type",
-                Severity.NOTE,
                 f"queue {_name(queue)!r} is a classic queue",
                 "it lives on one node, and the broker does not count its deliveries",
                 "use a quorum queue (x-queue-type: quorum)",
@@ -169,9 +164,8 @@ def check_dead_letters(facts: RabbitFacts) -> Iterator[Finding]:
     for queue in facts.queues:
         ends_here = _dead_letter_exchange(queue) is None and not queue.get("exclusive")
         if ends_here and not _is_dead_letter_queue(facts, queue):
-            yield Finding(
+            yield Finding.warning(
                 "rabbit.dead_letters",
-                Severity.WARNING,
                 f"queue {_name(queue)!r} has no dead-letter exchange",
                 "a message that is rejected without requeue is discarded silently",
                 "set x-dead-letter-exchange by a policy, and bind a queue to it",
@@ -186,17 +180,15 @@ def check_delivery_limit(facts: RabbitFacts) -> Iterator[Finding]:
         limit = delivery_limit(queue, facts.version)
         if _is_last_stop(facts, queue):
             if limit is not None:
-                yield Finding(
+                yield Finding.warning(
                     "rabbit.delivery_limit",
-                    Severity.WARNING,
                     f"dead-letter queue {_name(queue)!r} has a delivery limit of {limit}",
                     _WHAT_LIMITS_DO_SINCE_4_3 if nack_is_uncounted(release_of(facts.version)) else _WHAT_LIMITS_DO,
                     "take the limit from it: delivery-limit -1 from RabbitMQ 4.0 on, none before",
                 )
         elif limit is None:
-            yield Finding(
+            yield Finding.warning(
                 "rabbit.delivery_limit",
-                Severity.WARNING,
                 f"quorum queue {_name(queue)!r} has no delivery limit",
                 "a message that kills its consumer is delivered again without end",
                 "set delivery-limit by a policy, together with a dead-letter exchange",
@@ -208,17 +200,15 @@ def check_consumers(facts: RabbitFacts) -> Iterator[Finding]:
     for queue in facts.queues:
         ready, unacked = int(queue.get("messages_ready") or 0), int(queue.get("messages_unacknowledged") or 0)
         if ready and not queue.get("consumers") and not _is_dead_letter_queue(facts, queue):
-            yield Finding(
+            yield Finding.warning(
                 "rabbit.consumers",
-                Severity.WARNING,
                 f"queue {_name(queue)!r} holds {ready:,} messages and has no consumer",
                 "they are not handled",
                 "start a consumer (conquiet rabbit run)",
             )
         if unacked > _MANY_UNACKED:
-            yield Finding(
+            yield Finding.warning(
                 "rabbit.unacked",
-                Severity.WARNING,
                 f"queue {_name(queue)!r} has {unacked:,} messages delivered and not settled",
                 "they are in the consumers' memory, and all return to the queue when a consumer dies",
                 "set a prefetch (2 x concurrency is conquiet's default), and check for stuck consumers",
@@ -232,9 +222,8 @@ def check_timeout(facts: RabbitFacts) -> Iterator[Finding]:
             continue
         timeout = queue_setting(queue, "consumer-timeout")
         if isinstance(timeout, int) and timeout < 60_000:  # noqa: PLR2004 - 30 minutes, the default of the broker
-            yield Finding(
+            yield Finding.warning(
                 "rabbit.consumer_timeout",
-                Severity.WARNING,
                 f"queue {_name(queue)!r} has a consumer timeout of {timeout / 1000:g} s",
                 "the broker closes the channel of a handler that takes longer (from 4.3 on it cancels the consumer) "
                 "and delivers its message again",

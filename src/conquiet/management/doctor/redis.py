@@ -34,9 +34,8 @@ def check_version(facts: RedisFacts) -> Iterator[Finding]:
     """Report a server older than 6.2."""
     # Valkey reports the Redis version that it is compatible with.
     if release_of(facts.info.get("redis_version", "0")) < _OLDEST:
-        yield Finding(
+        yield Finding.error(
             "redis.version",
-            Severity.ERROR,
             f"the server is version {facts.info.get('redis_version', 'unknown')}",
             "XAUTOCLAIM and XPENDING by idle time came with 6.2; stale work cannot be found without them",
             "update to Redis 6.2 or newer, or to Valkey",
@@ -46,9 +45,8 @@ def check_version(facts: RedisFacts) -> Iterator[Finding]:
 def check_commands(facts: RedisFacts) -> Iterator[Finding]:
     """Report commands that are renamed or disabled."""
     if facts.missing_commands:
-        yield Finding(
+        yield Finding.error(
             "redis.commands",
-            Severity.ERROR,
             f"the server does not know {', '.join(facts.missing_commands)}",
             "workers cannot read, acknowledge or recover without them",
             "remove rename-command from the configuration, or use a server that offers them",
@@ -58,9 +56,8 @@ def check_commands(facts: RedisFacts) -> Iterator[Finding]:
 def check_role(facts: RedisFacts) -> Iterator[Finding]:
     """Report a URL of a replica."""
     if facts.info.get("role") == "slave":
-        yield Finding(
+        yield Finding.error(
             "redis.role",
-            Severity.ERROR,
             "the server is a replica",
             "reading a consumer group writes, and a replica refuses writes",
             "connect to the primary, or through Sentinel with master_for()",
@@ -81,9 +78,8 @@ def check_persistence(facts: RedisFacts) -> Iterator[Finding]:
             "CONFIG SET appendonly yes, and put it into the configuration file",
         )
     elif facts.config.get("appendfsync") == "no":
-        yield Finding(
+        yield Finding.warning(
             "redis.persistence",
-            Severity.WARNING,
             "appendfsync is no",
             "a power cut loses what the system has not written yet, up to about 30 s",
             "CONFIG SET appendfsync everysec (at most 1 s is lost) or always",
@@ -106,9 +102,8 @@ def check_eviction(facts: RedisFacts) -> Iterator[Finding]:
         )
     used = int(facts.info.get("used_memory", "0"))
     if limit and used > limit * _CROWDED:
-        yield Finding(
+        yield Finding.warning(
             "redis.memory",
-            Severity.WARNING,
             f"{used * 100 // limit} % of maxmemory is used",
             "a full server refuses new messages, or throws old ones away",
             "trim streams (conquiet trim), or raise maxmemory",
@@ -143,9 +138,8 @@ def check_replicas(facts: RedisFacts) -> Iterator[Finding]:
 def check_complete(facts: RedisFacts) -> Iterator[Finding]:
     """Report that some streams were not checked."""
     if not facts.complete:
-        yield Finding(
+        yield Finding.warning(
             "redis.incomplete",
-            Severity.WARNING,
             f"only {len(facts.streams):,} streams were checked; there are more keys than the doctor scans",
             "problems of the others are not reported",
             "check the others with conquiet inspect --pattern",
@@ -156,18 +150,16 @@ def check_client(facts: RedisFacts) -> Iterator[Finding]:
     """Report an untested redis-py, and that redis-py retries commands on connections of the application."""
     major = int(facts.client_version.split(".")[0] or 0) if facts.client_version else 0
     if major and not 6 <= major < 9:  # noqa: PLR2004 - as pyproject has it
-        yield Finding(
+        yield Finding.error(
             "redis.client",
-            Severity.ERROR,
             f"redis-py is version {facts.client_version}",
             "conquiet is tested with 6.2 to 8",
             "pip install 'conquiet[redis]'",
         )
     elif major:
         retries, timeout = ("10", "5 s") if major >= 8 else ("3", "none")  # noqa: PLR2004
-        yield Finding(
+        yield Finding.note(
             "redis.client",
-            Severity.NOTE,
             f"redis-py {facts.client_version} repeats a command up to {retries} times; socket timeout: {timeout}",
             "an XADD of your program may be stored twice if its reply is lost; conquiet's connections do not repeat",
             "enqueue through RedisStreamsQueue, or build your client with Retry(NoBackoff(), 0)",

@@ -16,9 +16,8 @@ def check_growth(facts: RedisFacts) -> Iterator[Finding]:
         needed = max((group.lag or 0) + group.pending for group in stream.groups)
         done = stream.length - needed
         if done > facts.limits.max_done:
-            yield Finding(
+            yield Finding.warning(
                 "redis.growth",
-                Severity.WARNING,
                 f"stream {printable(stream.key)!r} keeps {done:,} entries that every group is done with",
                 "acknowledging removes nothing; the stream grows until the memory is full",
                 "give its consumers a retention (docs/housekeeping.md; a Processor has one by default), or run "
@@ -35,18 +34,16 @@ def check_dead_consumers(facts: RedisFacts) -> Iterator[Finding]:
             dead, unknown = group.with_pending(ConsumerState.DEAD), group.with_pending(ConsumerState.UNKNOWN)
             if dead:
                 entries = sum(consumer.pending for consumer in dead)
-                yield Finding(
+                yield Finding.warning(
                     "redis.dead_consumers",
-                    Severity.WARNING,
                     f"{len(dead)} dead consumers {place}, hold {entries:,} entries",
                     "they are not handled until a worker claims stale entries",
                     f"start a worker that claims, or: conquiet reclaim {key} {name} --dead-owners",
                 )
             if unknown:
                 entries = sum(consumer.pending for consumer in unknown)
-                yield Finding(
+                yield Finding.warning(
                     "redis.dead_consumers",
-                    Severity.WARNING,
                     f"{len(unknown)} consumers {place}, hold {entries:,} entries and may be dead",
                     "before Redis 7.2 the server cannot distinguish a dead consumer from a live one that gets nothing",
                     "if they are stopped, start a worker that claims, or: conquiet reclaim "
@@ -57,9 +54,8 @@ def check_dead_consumers(facts: RedisFacts) -> Iterator[Finding]:
 def check_deliveries(facts: RedisFacts) -> Iterator[Finding]:
     """Report entries that were delivered too often."""
     for stream, group, count in facts.exhausted:
-        yield Finding(
+        yield Finding.error(
             "redis.deliveries",
-            Severity.ERROR,
             f"{count:,} entries of {printable(stream)!r}, group {printable(group)!r}, were delivered "
             f"{facts.limits.max_deliveries} times or more",
             "they fail each time, or kill their worker, and take the place of others",
@@ -89,9 +85,8 @@ def check_lag(facts: RedisFacts) -> Iterator[Finding]:
                     "start workers, or destroy the group if it is not used any more",
                 )
             elif (waiting or 0) > facts.limits.max_lag or age_s > facts.limits.max_age_s:
-                yield Finding(
+                yield Finding.warning(
                     "redis.lag",
-                    Severity.WARNING,
                     f"{place} is behind: {to_do} entries, the oldest {age_s:,.0f} s old",
                     "messages wait longer than they should",
                     "start more workers, or find the slow handler",

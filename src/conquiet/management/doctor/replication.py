@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from conquiet.core.redaction import printable
 from conquiet.errors import QueueError
-from conquiet.management.doctor.findings import Finding, Severity
+from conquiet.management.doctor.findings import Finding
 from conquiet.management.redis_admin import RedisAdmin
 from conquiet.redis_transport.replies import text
 
@@ -71,26 +71,23 @@ def gather_cluster(server: RedisAdmin) -> ClusterFacts | None:
 def check_nodes(facts: ClusterFacts) -> Iterator[Finding]:
     """Report a cluster with missing nodes or slots."""
     if facts.silent:
-        yield Finding(
+        yield Finding.error(
             "redis.cluster.nodes",
-            Severity.ERROR,
             f"{len(facts.silent)} masters did not answer: {', '.join(map(printable, facts.silent))}",
             "the streams of their slots are not served until they, or their replicas, are available",
             "start them, or let a replica take over (CLUSTER FAILOVER)",
         )
     if facts.info.get("cluster_state") != "ok" or facts.info.get("cluster_slots_assigned") != "16384":
-        yield Finding(
+        yield Finding.error(
             "redis.cluster.state",
-            Severity.ERROR,
             f"the cluster's state is {facts.info.get('cluster_state', 'unknown')}, "
             f"{facts.info.get('cluster_slots_assigned', '0')} of 16384 slots have a master",
             "streams in the other slots cannot be read or written",
             "redis-cli --cluster check, then --cluster fix",
         )
     if facts.open_slots:
-        yield Finding(
+        yield Finding.warning(
             "redis.cluster.migration",
-            Severity.WARNING,
             f"{len(facts.open_slots)} slots are in migration, the first is {facts.open_slots[0]}",
             "a retry or a delayed message of a stream in such a slot waits until the slot has moved",
             "nothing if a reshard is running; else redis-cli --cluster fix",
@@ -106,9 +103,8 @@ def check_replication(node: NodeFacts) -> Iterator[Finding]:
     online = [one for one in replicas if one.get("state") == "online"]
     if not online:
         if node.name or replicas:
-            yield Finding(
+            yield Finding.warning(
                 "redis.replicas",
-                Severity.WARNING,
                 f"{where}the master has no replica that is online",
                 "if it dies, no server can take over, and its streams are unavailable or lost",
                 "add a replica, or repair its link",
@@ -117,17 +113,15 @@ def check_replication(node: NodeFacts) -> Iterator[Finding]:
     offset = int(node.info.get("master_repl_offset", "0"))
     behind = max(offset - int(one.get("offset", "0")) for one in online)
     if behind > _LAGGING_BYTES:
-        yield Finding(
+        yield Finding.warning(
             "redis.replicas",
-            Severity.WARNING,
             f"{where}a replica is {behind:,} bytes behind",
             "a fail-over to it loses messages that were acknowledged",
             "check for a slow link or a slow replica",
         )
     if node.config.get("min-replicas-to-write", "0") == "0":
-        yield Finding(
+        yield Finding.note(
             "redis.replication",
-            Severity.NOTE,
             f"{where}min-replicas-to-write is 0: writes are acknowledged before a replica has them",
             "a fail-over loses what the master had not passed on, and a master without its replicas still "
             "accepts messages, which are lost when it returns",

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from conquiet.core.redaction import printable
-from conquiet.management.doctor.findings import Finding, Severity, run_checks
+from conquiet.management.doctor.findings import Finding, run_checks
 from conquiet.redis_transport.hash_tags import slot_prefix_bytes
 from conquiet.redis_transport.ids import milliseconds_of
 from conquiet.redis_transport.replies import text
@@ -34,9 +34,8 @@ def check_unread_groups(facts: "RedisFacts") -> Iterator[Finding]:
             old = (group.oldest_age_s or 0) > facts.limits.max_age_s
             if not group.consumers and not group.pending and waiting and old and _is_left_behind(stream, group):
                 names = f"{printable(stream.key)} {printable(group.name)}"
-                yield Finding(
+                yield Finding.warning(
                     "redis.unread_group",
-                    Severity.WARNING,
                     f"no consumer reads group {printable(group.name)!r} of {printable(stream.key)!r}, which has "
                     f"{waiting:,} entries to do",
                     "none of them can be removed from the stream, and every new one is added to them",
@@ -103,9 +102,8 @@ def examine_inbox(
 def check_purge(facts: RetentionFacts) -> Iterator[Finding]:
     """Report inbox rows that are much older than the retention."""
     if facts.oldest_row_s is not None and facts.oldest_row_s > facts.retention_s + max(_DAY_S, facts.retention_s / 10):
-        yield Finding(
+        yield Finding.warning(
             "inbox.purge",
-            Severity.WARNING,
             f"the oldest inbox row is {facts.oldest_row_s / _DAY_S:,.0f} days old; rows should go after "
             f"{facts.retention_s / _DAY_S:,.0f} days",
             "no worker purges the inbox, and its table grows without end",
@@ -117,9 +115,8 @@ def check_redelivery(facts: RetentionFacts) -> Iterator[Finding]:
     """Report messages that can be delivered again after the purge of their inbox row."""
     for one in facts.sources:
         if one.after_s >= facts.retention_s:
-            yield Finding(
+            yield Finding.error(
                 "inbox.retention",
-                Severity.ERROR,
                 f"{one.what} of {printable(one.stream)!r} can be delivered again {one.after_s / _DAY_S:,.1f} days "
                 f"after it was handled, and inbox rows are kept for {facts.retention_s / _DAY_S:,.1f} days",
                 "its effect would happen a second time",

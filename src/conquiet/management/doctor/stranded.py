@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from conquiet.core.redaction import printable
 from conquiet.errors import GroupMissingError
-from conquiet.management.doctor.findings import Finding, Severity
+from conquiet.management.doctor.findings import Finding
 from conquiet.management.models import StreamReport
 from conquiet.management.redis_admin import RedisAdmin
 from conquiet.redis_transport.replies import pending_rows
@@ -57,9 +57,8 @@ def stranded_findings(stranded: tuple[Stranded, ...], max_idle_s: float) -> Iter
     """Report stranded entries, one finding for each consumer."""
     for one in stranded:
         stream, group = printable(one.stream), printable(one.group)
-        yield Finding(
+        yield Finding.warning(
             "redis.stranded",
-            Severity.WARNING,
             f"consumer {printable(one.consumer)!r} of {stream!r}, group {group!r}, is alive and holds "
             f"{one.entries:,} entries that it has not touched for up to {one.idle_s:,.0f} s",
             "their handler most likely failed; the consumer reads only new entries, and these wait until recovered",

@@ -24,7 +24,7 @@ INDEXES = {
 
 
 def mysql(changed: dict[str, str] | None = None, *, used: int = 1) -> dict[str, Severity]:
-    facts = MySQLFacts(HEALTHY | (changed or {}), used, (), INDEXES, (), ())
+    facts = MySQLFacts(settings=HEALTHY | (changed or {}), connections=used, indexes=INDEXES)
     return {finding.check: finding.severity for check in MYSQL_CHECKS for finding in check(facts)}
 
 
@@ -50,7 +50,8 @@ def test_a_dangerous_setting_of_mysql_is_found(changed: dict[str, str], check: s
 
 def test_mariadb_names_its_isolation_level_differently() -> None:
     facts = {key: value for key, value in HEALTHY.items() if key != "transaction_isolation"}
-    found = MySQLFacts(facts | {"version": "10.11.2-MariaDB", "tx_isolation": "SERIALIZABLE"}, 1, (), INDEXES, (), ())
+    mariadb = {"version": "10.11.2-MariaDB", "tx_isolation": "SERIALIZABLE"}
+    found = MySQLFacts(settings=facts | mariadb, connections=1, indexes=INDEXES)
 
     assert [finding.check for check in MYSQL_CHECKS for finding in check(found)] == ["mysql.isolation"]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from conquiet.errors import ConfigurationError
-from conquiet.management.doctor.pools import PoolPlan, examine_pools
+from conquiet.management.doctor.database import PoolPlan, examine_pools
 
 
 def test_connections_are_pools_and_relays_of_all_processes() -> None:
