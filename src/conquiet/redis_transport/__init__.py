@@ -5,8 +5,8 @@
     async_connection    asyncio: packed commands, raw replies, on our own ``protocol``; for one reader
     scripts             Lua by digest on a cloned redis-py client, for many tasks or threads
     client_commands     plain commands on such a client, with the same ``limiter`` (with ``replica_wait``: WAIT)
-    topology, cluster   which server holds a stream (with ``slot_table``)
-    cluster_client      a Redis Cluster as if it were one server (with ``sync_cluster_client``, ``cluster_connection``,
+    topology            which server holds a stream (with ``slot_table``)
+    cluster_client      a Redis Cluster as if it were one server (with ``cluster_connection``, ``cluster_router``,
                         ``routing``): commands go to the node of their key and follow its slot
     commands, replies   to bytes and back (with ``ids``, ``hash_tags``); pure
     errors              redis-py's errors as ``QueueError`` with ``in_doubt`` (with ``connect_errors``)

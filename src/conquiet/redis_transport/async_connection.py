@@ -27,11 +27,11 @@ from redis.exceptions import (
 from conquiet.core.task_cancellation import reraise_swallowed_cancellation
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.connect_errors import address_of
-from conquiet.redis_transport.connection_id import ConnectionId, run_id
 from conquiet.redis_transport.protocol import RedisProtocol
-from conquiet.redis_transport.replies import text
+from conquiet.redis_transport.replies import info_fields
 from conquiet.redis_transport.routing import Detour, NodeAddress
 from conquiet.redis_transport.topology import Topology
+from conquiet.redis_transport.worker_reports import ConnectionId
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,7 +138,7 @@ class AsyncRedisConnection:
         # Used to end a blocked read at a stop. Without permission for it, the stop waits for the read to end.
         number, *info = await self.call([_CLIENT_ID, _INFO] if self._identify else [_CLIENT_ID])
         self.client_id = number if isinstance(number, int) else None
-        self._run_id = run_id(text(info[0])) if info and isinstance(info[0], bytes) else ""
+        self._run_id = info_fields(info[0]).get("run_id", "") if info and isinstance(info[0], bytes) else ""
 
     async def _connect(self) -> None:
         connection = None

@@ -16,6 +16,7 @@ The clone of a cluster's client (``RedisCluster``, or one made from ``redis://â€
 kind as any other clone, and sends each command to the node that holds its key; see ``cluster_client``.
 """
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -30,6 +31,7 @@ import redis.sentinel
 from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
 from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
+from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from conquiet.errors import ConfigurationError
@@ -87,7 +89,7 @@ def clone_sync(client: AnyRedis, *, socket_timeout_s: float = SOCKET_TIMEOUT_S) 
         ConfigurationError: ``client`` cannot be cloned; the text names a client that can.
     """
     if is_cluster(client):
-        from conquiet.redis_transport.sync_cluster_client import SyncClusterClient  # imports this module
+        from conquiet.redis_transport.cluster_client import SyncClusterClient  # imports this module
 
         return SyncClusterClient(cluster_seeds(client), socket_timeout_s=socket_timeout_s)
     pool, kwargs = _settings(client, to_async=False, socket_timeout_s=socket_timeout_s)
@@ -119,6 +121,12 @@ def clone_to(client: AnyRedis, address: NodeAddress, *, timeout_s: float) -> red
         "socket_connect_timeout": timeout_s,
     }
     return clone
+
+
+def abort_client(client: redis.Redis) -> None:
+    """Close the connections of a client that another thread is using: its pending call fails immediately."""
+    with contextlib.suppress(RedisError, OSError):
+        client.connection_pool.disconnect(inuse_connections=True)
 
 
 class ClusterSeeds(NamedTuple):

@@ -14,11 +14,12 @@ from redis.exceptions import RedisError, ResponseError
 
 from conquiet.errors import QueueError
 from conquiet.redis_transport.client import AnyRedis, clone_sync
+from conquiet.redis_transport.cluster_client import SyncClusterClient
+from conquiet.redis_transport.cluster_router import ClusterRouter, run_now, sync_router
 from conquiet.redis_transport.commands import pack, split_packed
 from conquiet.redis_transport.connection import RedisConnection
 from conquiet.redis_transport.errors import translate
-from conquiet.redis_transport.routing import REDIRECTS, Detour, NodeAddress, NodeTarget
-from conquiet.redis_transport.sync_cluster_client import SyncClusterClient
+from conquiet.redis_transport.routing import ConnectionFailure, NodeAddress, NodeTarget
 
 _ASKING = pack("ASKING")
 
@@ -68,24 +69,11 @@ class ClusterConnection(RedisConnection):
     ) -> list[Any]:
         """See ``RedisConnection``. If the first is redirected, all of them are sent to the other node."""
         self._require_open()
-        target = (self._owner(command, stream, group), False)
-        detour = Detour(self._settings["socket_timeout"])
-        while True:
-            failure: QueueError | None = None
-            answers: list[Any] = []
-            try:
-                answers = self._send(target, command, b"".join(packed), len(packed), wait_s, stream, group)
-            except QueueError as error:
-                failure = error
-            cause: Any = answers[0] if failure is None else failure.__cause__
-            if failure is None and not isinstance(cause, REDIRECTS):
-                return answers
-            try:
-                target = self._cluster.next_target(cause, stream, target, detour)
-            except (RedisError, OSError):
-                if failure is None:
-                    return answers
-                raise failure from cause
+        self._owner(command, stream, group)
+        try:
+            return run_now(self._router(command, wait_s, stream, group).send_together(stream or None, packed))
+        except (RedisError, OSError) as error:
+            raise translate(error, stream=stream, group=group, command=command) from error
 
     def masters(self) -> list[NodeAddress]:
         """Return the nodes that own slots, in the order of their slots.
@@ -102,7 +90,7 @@ class ClusterConnection(RedisConnection):
 
     def _owner(self, command: str, stream: str, group: str) -> NodeAddress:
         try:
-            return self._cluster.owner(stream or None)
+            return run_now(self._cluster.router.owner(stream or None))
         except (RedisError, OSError) as error:
             raise translate(error, stream=stream, group=group, command=command, sent=False) from error
 
@@ -110,79 +98,37 @@ class ClusterConnection(RedisConnection):
         self, command: str, packed: bytes, replies: int | None, wait_s: float, stream: str, group: str
     ) -> Any:
         self._require_open()
-        target = (self._owner(command, stream, group), False)
-        try:
-            answer = self._send(target, command, packed, replies, wait_s, stream, group)
-        except QueueError as error:
-            failure = error
-        else:
-            if replies is not None and any(isinstance(one, REDIRECTS) for one in answer):
-                return self._resend_refused(answer, command, packed, target, (wait_s, stream, group))
-            return answer
-        return self._follow(failure, target, command, packed, (wait_s, stream, group), replies)
+        address = self._owner(command, stream, group)
+        expected = 1 if replies is None else replies
+        answers = self._send_packed(address, packed, expected, command, wait_s, stream, group)
+        if any(isinstance(answer, ConnectionFailure) for answer in answers):
+            sent = [(stream or None, one) for one in split_packed(packed)]
+            answers = run_now(self._router(command, wait_s, stream, group).follow_all(address, sent, answers))
+        for answer in answers:
+            if isinstance(answer, ConnectionFailure) and (replies is None or not isinstance(answer, ResponseError)):
+                raise translate(answer, stream=stream, group=group, command=command) from answer
+        return answers[0] if replies is None else answers
 
-    def _follow(
-        self,
-        failure: QueueError,
-        target: NodeTarget,
-        command: str,
-        packed: bytes,
-        rest: tuple[float, str, str],
-        replies: int | None = None,
-    ) -> Any:
-        """Send commands to the node that a redirect names. Only what no node has executed is sent again."""
-        detour = Detour(self._settings["socket_timeout"])
-        while True:
-            cause = failure.__cause__
-            if not isinstance(cause, RedisError | OSError) or not rest[1]:
-                raise failure
-            try:
-                target = self._cluster.next_target(cause, rest[1], target, detour)
-            except (RedisError, OSError):
-                raise failure from cause
-            try:
-                return self._send(target, command, packed, replies, *rest)
-            except QueueError as error:
-                failure = error
+    def _router(self, command: str, wait_s: float, stream: str, group: str) -> ClusterRouter[bytes]:
+        """Return a router for packed commands of one call."""
 
-    def _resend_refused(
-        self, answers: list[Any], command: str, packed: bytes, target: NodeTarget, rest: tuple[float, str, str]
+        def send(target: NodeTarget, packed: Sequence[bytes]) -> list[Any]:
+            address, asking = target
+            sent = [part for one in packed for part in (_ASKING, one)] if asking else packed
+            answers = self._send_packed(address, b"".join(sent), len(sent), command, wait_s, stream, group)
+            return answers[1::2] if asking else answers
+
+        return sync_router(self._cluster.table, self._settings["socket_timeout"], send)
+
+    def _send_packed(
+        self, address: NodeAddress, packed: bytes, replies: int, command: str, wait_s: float, stream: str, group: str
     ) -> list[Any]:
-        """Send the redirected commands of a pipeline again. The others have their replies."""
-        for place, (answer, one) in enumerate(zip(answers, split_packed(packed), strict=True)):
-            if isinstance(answer, REDIRECTS):
-                refusal = translate(answer, stream=rest[1], group=rest[2], command=command)
-                refusal.__cause__ = answer
-                try:
-                    answers[place] = self._follow(refusal, target, command, one, rest)
-                except QueueError as error:
-                    if not isinstance(error.__cause__, ResponseError):
-                        raise
-                    answers[place] = error.__cause__
+        """Send commands to one node and return their replies; a failure is in the place of each reply."""
+        try:
+            answers: list[Any] = self._node(address)._exchange(command, packed, replies, wait_s, stream, group)  # noqa: SLF001 - the same class
+        except QueueError as error:
+            return [error.__cause__] * replies
         return answers
-
-    def _send(
-        self,
-        target: NodeTarget,
-        command: str,
-        packed: bytes,
-        replies: int | None,
-        wait_s: float,
-        stream: str,
-        group: str,
-    ) -> Any:
-        address, asking = target
-        node = self._node(address)
-        if not asking:
-            return node._exchange(command, packed, replies, wait_s, stream, group)  # noqa: SLF001 - the same class
-        commands = [packed] if replies is None else split_packed(packed)
-        asked = b"".join(_ASKING + one for one in commands)
-        answers: list[Any] = node._exchange(command, asked, 2 * len(commands), wait_s, stream, group)[1::2]  # noqa: SLF001
-        if replies is not None:
-            return answers
-        if isinstance(answers[0], ResponseError):
-            raise translate(answers[0], stream=stream, group=group, command=command) from answers[0]
-        return answers[0]
 
     def _node(self, address: NodeAddress) -> RedisConnection:
         node = self._nodes.get(address)

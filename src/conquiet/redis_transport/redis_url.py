@@ -10,10 +10,9 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from conquiet.errors import ConfigurationError
 from conquiet.redis_transport.client import SOCKET_TIMEOUT_S, AsyncClient, ClusterSeeds, SyncClient
-from conquiet.redis_transport.cluster_client import AsyncClusterClient
+from conquiet.redis_transport.cluster_client import AsyncClusterClient, SyncClusterClient
 from conquiet.redis_transport.errors import RedisError
 from conquiet.redis_transport.routing import NodeAddress
-from conquiet.redis_transport.sync_cluster_client import SyncClusterClient
 
 C = TypeVar("C", SyncClient, AsyncClient)
 

@@ -7,7 +7,6 @@ See docs/decisions/0015.
 """
 
 import asyncio
-import contextlib
 import threading
 import time
 from collections.abc import Iterable
@@ -17,7 +16,7 @@ from typing import Any
 from redis.exceptions import ClusterDownError, RedisError
 from redis.exceptions import ConnectionError as NodeUnreachableError
 
-from conquiet.redis_transport.client import ClusterSeeds, SyncClient, clone_to
+from conquiet.redis_transport.client import ClusterSeeds, SyncClient, abort_client, clone_to
 from conquiet.redis_transport.routing import ConnectionFailure, NodeAddress, NodeTarget, Redirect, slot_of
 
 _FETCH_TIMEOUT_S = 2.0
@@ -139,8 +138,7 @@ class SlotTable:
         self._ended = True
         fetching = self._fetching
         if fetching is not None:
-            with contextlib.suppress(RedisError, OSError):
-                fetching.connection_pool.disconnect(inuse_connections=True)
+            abort_client(fetching)
 
     def close(self) -> None:
         """End the thread. The table may be used again: a new thread is made when needed."""

@@ -8,10 +8,13 @@
 The script call that renews the key writes all of it, so a worker sends no further command. It writes changed counters
 only. The numbers are for people: after a lost reply its numbers are counted twice.
 
+A worker also reports its connections (``ConnectionId``), so that others can see that they were closed: the kernel
+closes the connections of a killed process, and the server notices immediately.
+
 See docs/decisions/0052.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from conquiet.redis_transport.hash_tags import slot_prefix
 
@@ -74,6 +77,20 @@ return 1
 )
 """Record the last counts of a worker that stops, and remove its facts. KEYS: workers, base of the history; ARGV: name,
 then pairs of a counter and a number."""
+
+
+class ConnectionId(NamedTuple):
+    """One connection of a server's process.
+
+    The client id alone does not identify it: after a restart, or on another server, another client has that number.
+
+    Attributes:
+        server: ``run_id`` of the server's process.
+        client: Its CLIENT ID there. A running server gives no number twice.
+    """
+
+    server: str
+    client: int
 
 
 def workers_key(stream: str, group: str) -> str:

@@ -33,9 +33,8 @@ from conquiet.errors import ConfigurationError, QueueError
 from conquiet.metrics.outages import OutageWatch, is_reported
 from conquiet.redis_transport.async_connection import ConnectionLostError
 from conquiet.redis_transport.client import AnyRedis
-from conquiet.redis_transport.cluster import topology_of
 from conquiet.redis_transport.errors import ReadOnlyError, translate
-from conquiet.redis_transport.topology import known_address
+from conquiet.redis_transport.topology import known_address, topology_of
 from conquiet.runtime.assembly import Reports, assemble
 from conquiet.runtime.engine_events import Callback, EngineError, EventDispatcher
 from conquiet.runtime.executor import Executor

@@ -17,7 +17,6 @@ from conquiet.errors import QueueError
 from conquiet.redis_transport.client import SyncClient
 from conquiet.redis_transport.client_commands import command_sync
 from conquiet.redis_transport.commands import pack
-from conquiet.redis_transport.connection_id import ConnectionId
 from conquiet.redis_transport.errors import ResponseError
 from conquiet.redis_transport.liveness import (
     HOLDERS,
@@ -34,6 +33,7 @@ from conquiet.redis_transport.replies import text
 from conquiet.redis_transport.worker_reports import (
     RECORD_LAST,
     RENEW_NAME,
+    ConnectionId,
     deploys_key,
     history_base,
     workers_key,

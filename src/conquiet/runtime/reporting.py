@@ -16,7 +16,7 @@ import msgspec
 
 from conquiet._version import __version__
 from conquiet.core.identity import hostname
-from conquiet.redis_transport.connection_id import ConnectionId
+from conquiet.redis_transport.worker_reports import ConnectionId
 from conquiet.runtime.metrics import StreamStats
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from conquiet.redis_transport.async_connection import AsyncRedisConnection
-from conquiet.redis_transport.connection_id import ConnectionId
 from conquiet.redis_transport.topology import Topology
+from conquiet.redis_transport.worker_reports import ConnectionId
 from conquiet.runtime.settings import RuntimeSettings
 
 

@@ -1,0 +1,157 @@
+"""Redis Cluster: send commands to the nodes of their keys, and follow redirects. For clients and connections.
+
+The rules are written once. A synchronous user gives the router functions that never suspend (``sync_router``), and
+its coroutines then end at their first step (``run_now``): no event loop is needed.
+
+A node that redirects has done nothing, so the command is sent to the node that it names. A command that was not sent,
+because its node cannot be reached, goes to the slot's new owner if there is one. After a lost reply nothing is sent
+again.
+
+See docs/decisions/0015.
+"""
+
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from redis.exceptions import RedisError, ResponseError
+
+from conquiet.redis_transport.connect_errors import no_connection
+from conquiet.redis_transport.routing import ConnectionFailure, Detour, NodeAddress, NodeTarget
+from conquiet.redis_transport.slot_table import SlotTable
+
+C = TypeVar("C")
+P = ParamSpec("P")
+T = TypeVar("T")
+Key = bytes | str | None
+
+
+class ClusterRouter(Generic[C]):
+    """Sends commands by key. ``C`` is a command in the form that ``send`` takes.
+
+    Args:
+        table: The owners of the slots.
+        timeout_s: Longest total time of the redirects of a command.
+        send: Sends commands to one node, on one connection. Returns their replies, and errors in place of replies.
+        fetch: Fetches the slot table.
+        pause: Waits.
+    """
+
+    def __init__(
+        self,
+        table: SlotTable,
+        timeout_s: float,
+        *,
+        send: Callable[[NodeTarget, Sequence[C]], Awaitable[list[Any]]],
+        fetch: Callable[[], Awaitable[None]],
+        pause: Callable[[float], Awaitable[None]],
+    ) -> None:
+        self._table = table
+        self._timeout_s = timeout_s
+        self._send = send
+        self._fetch = fetch
+        self._pause = pause
+
+    async def execute(self, key: Key, command: C) -> Any:
+        """Send one command and return its reply. Raises redis-py's errors."""
+        target = (await self.owner(key), False)
+        (reply,) = await self._send(target, [command])
+        return await self._follow(key, command, target, reply)
+
+    async def places_by_node(self, keys: Sequence[Key]) -> dict[NodeAddress, list[int]]:
+        """Return the places of the keys for each node."""
+        places: dict[NodeAddress, list[int]] = {}
+        for place, key in enumerate(keys):
+            places.setdefault(await self.owner(key), []).append(place)
+        return places
+
+    async def execute_on(self, address: NodeAddress, commands: Sequence[tuple[Key, C]]) -> list[Any]:
+        """Send commands with their keys to one node and return their replies; errors are among them."""
+        replies = await self._send((address, False), [command for _, command in commands])
+        return await self.follow_all(address, commands, replies)
+
+    async def follow_all(
+        self, address: NodeAddress, commands: Sequence[tuple[Key, C]], replies: list[Any]
+    ) -> list[Any]:
+        """Return the replies of one node with redirected and unsent commands followed; errors are among them."""
+        for place, (key, command) in enumerate(commands):
+            if isinstance(replies[place], ConnectionFailure):
+                try:
+                    replies[place] = await self._follow(key, command, (address, False), replies[place])
+                except (RedisError, OSError) as error:
+                    replies[place] = error
+        return replies
+
+    async def send_together(self, key: Key, commands: Sequence[C]) -> list[Any]:
+        """Send commands to one node, on one connection, and return their replies; refusals are among them.
+
+        If the first is redirected, all of them are sent to the other node: the first has done nothing, and the others
+        must follow it.
+        """
+        target = (await self.owner(key), False)
+        detour = Detour(self._timeout_s)
+        while True:
+            replies = await self._send(target, commands)
+            if not isinstance(replies[0], ConnectionFailure):
+                return replies
+            try:
+                target = await self._next(replies[0], key, target, detour)
+            except ResponseError:
+                return replies
+
+    async def owner(self, key: Key) -> NodeAddress:
+        """Return the node of a key; of no key: any master. Fetches the slot table again if it is in doubt."""
+        if not self._table.is_known:
+            try:
+                await self._fetch()
+            except (RedisError, OSError):
+                if not self._table.masters:
+                    raise
+        return self._table.owner(key)
+
+    async def _follow(self, key: Key, command: C, target: NodeTarget, reply: Any) -> Any:
+        """Send a command to the node that a redirect names, until a node executes it or none is left to try."""
+        detour = Detour(self._timeout_s)
+        while isinstance(reply, ConnectionFailure):
+            target = await self._next(reply, key, target, detour)
+            (reply,) = await self._send(target, [command])
+        return reply
+
+    async def _next(self, failure: ConnectionFailure, key: Key, target: NodeTarget, detour: Detour) -> NodeTarget:
+        """Return where a failed command goes next; raise ``failure`` if it must not be sent again."""
+        redirect = detour.after(failure)
+        with contextlib.suppress(RedisError, OSError):  # no owner is known: see ``failure``
+            if redirect is not None and key is not None:
+                await self._pause(redirect.pause_s)
+                return self._table.follow(redirect, failure, target[0]) or (await self.owner(key), False)
+            if not isinstance(failure, ResponseError):
+                self._table.doubt()
+                if no_connection(failure) is not None and (owner := await self.owner(key)) != target[0]:
+                    return owner, False
+        raise failure
+
+
+def sync_router(
+    table: SlotTable, timeout_s: float, send: Callable[[NodeTarget, Sequence[C]], list[Any]]
+) -> ClusterRouter[C]:
+    """Return a router without asyncio; call its methods with ``run_now``."""
+    fetch, pause = _immediate(table.refresh), _immediate(time.sleep)
+    return ClusterRouter(table, timeout_s, send=_immediate(send), fetch=fetch, pause=pause)
+
+
+def run_now(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that never suspends."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("a coroutine of a synchronous router has suspended")
+
+
+def _immediate(call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    async def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        return call(*args, **kwargs)
+
+    return called
