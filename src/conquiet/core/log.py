@@ -21,10 +21,13 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Final
+from types import CodeType, TracebackType
+from typing import Any, Final
 
 from conquiet.core.redaction import printable, scrub_credentials
 from conquiet.errors import ConquietError
@@ -40,9 +43,20 @@ _DESCRIPTION: Final = {"error": ": %(error)s", "place": " at %(place)s", "reason
 """Suffixes of a line for the facts that describe an exception."""
 _NUMBERS: Final = {int, float}
 _AS_THEY_ARE: Final = (int, float, dict, list, tuple)
+_NOTHING: Final[Mapping[str, str]] = {}
+_KNOWN: Final = 512
+"""Most calls and places of errors that are remembered."""
 
-_Frame = tuple[str, int, str]
-"""File, line and function."""
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
+_Site = tuple[int, str, tuple[str, ...], int, int, int, int]
+"""A call with its facts: level, text, names, how many describe an error, code, instruction, process."""
+
+_known_places: dict[tuple[object, ...], tuple[dict[str, str], list[CodeType]]] = {}
+"""Class and frames of an error -> how they are shown: a handler usually fails at the same place.
+
+A frame is the id of its code and its last instruction: hashes of codes and line numbers are computed at each access.
+The code is kept, so that no other code gets its id.
+"""
 
 _describers: list[Callable[[BaseException], str | None]] = []
 
@@ -68,10 +82,11 @@ class FactLogger:
         name: The module's name.
     """
 
-    __slots__ = ("_logger",)
+    __slots__ = ("_logger", "_sites")
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
+        self._sites: dict[_Site, tuple[dict[str, Any], CodeType]] = {}
 
     def is_enabled(self, level: int) -> bool:
         """Return whether a line of this level is logged. Saves callers from collecting unused facts."""
@@ -112,52 +127,84 @@ class FactLogger:
         if self._logger.isEnabledFor(level):
             described = describe_error(error)
             shown = error if error is not None and (tracebacks or _tracebacks) else None
-            self._log(level, text, facts | described, tuple(described), shown)
+            self._log(level, text, facts, described, shown)
 
     def _log(
         self,
         level: int,
         text: str,
         facts: dict[str, object],
-        described: tuple[str, ...] = (),
+        described: Mapping[str, str] = _NOTHING,
         error: BaseException | None = None,
     ) -> None:
-        """Log an enabled line. ``described`` names the facts that describe an exception."""
-        shown = {
-            name: value if type(value) in _NUMBERS else _safe(value)
-            for name, value in facts.items()
-            if value is not None and value != ""
-        }
-        exc_info = None if error is None else (type(error), error, error.__traceback__)
-        # Like Logger.log, but the caller of warning() is at a known depth: searching for it costs as much as all of the
-        # formatting here.
-        caller = sys._getframe(2)  # noqa: SLF001 - as in logging
+        """Log an enabled line. ``described`` has the facts that describe an exception."""
+        shown = _safe_facts(facts)
+        if described:
+            shown.update(described)
+        caller = sys._getframe(2)  # noqa: SLF001 - as in logging, but the depth is known
         code = caller.f_code
-        record = self._logger.makeRecord(
-            self._logger.name,
-            level,
-            code.co_filename,
-            caller.f_lineno,
-            _template(text, tuple(shown), described),
-            (),
-            exc_info,
-            code.co_name,
-            shown,
-        )
-        record.args = shown  # passed above, logging would check its type, at a tenth of the line's cost
+        exc_info = None if error is None else (type(error), error, error.__traceback__)
+        # The process is a part of the key because a forked child has another name.
+        site = (level, text, tuple(shown), len(described), id(code), caller.f_lasti, os.getpid())
+        known = self._sites.get(site)
+        if known is not None and logging.getLogRecordFactory() is logging.LogRecord:
+            record = _record_like(known[0], shown, exc_info)
+        else:
+            template, name, line = _template(text, tuple(shown), tuple(described)), self._logger.name, caller.f_lineno
+            record = self._logger.makeRecord(
+                name, level, code.co_filename, line, template, (), exc_info, code.co_name, shown
+            )
+            record.args = shown
+            self._remember(site, record, code)
         self._logger.handle(record)
+
+    def _remember(self, site: _Site, record: logging.LogRecord, code: CodeType) -> None:
+        """Keep the fields of a record for the next lines of the same call, without any value.
+
+        Not kept: records of the application's factory, and records that name the task (Python 3.12 and later).
+        """
+        if (
+            logging.getLogRecordFactory() is not logging.LogRecord
+            or type(self._logger) is not logging.Logger
+            or "taskName" in vars(record)
+        ):
+            return
+        if len(self._sites) >= _KNOWN:
+            self._sites.clear()
+        self._sites[site] = vars(record) | dict.fromkeys(site[2]) | {"args": None, "exc_info": None}, code
+
+
+def _record_like(known: dict[str, Any], facts: dict[str, object], exc_info: _ExcInfo | None) -> logging.LogRecord:
+    """Return a record of the same call with other facts. ``LogRecord()`` would split the path of the file again."""
+    record = logging.LogRecord.__new__(logging.LogRecord)
+    record.__dict__ = fields = known.copy()
+    fields.update(facts)
+    fields["args"], fields["exc_info"] = facts, exc_info
+    fields["levelname"] = logging.getLevelName(fields["levelno"])
+    now = time.time()
+    fields["relativeCreated"] += (now - fields["created"]) * 1000
+    fields["created"], fields["msecs"] = now, int((now - int(now)) * 1000) + 0.0
+    if logging.logThreads:
+        thread = threading.current_thread()
+        fields["thread"], fields["threadName"] = thread.ident, thread.name
+    return record
 
 
 def describe_error(error: BaseException | None) -> dict[str, str]:
     """Return the facts of an exception that may be logged: ``error``, ``place``, ``frames``, ``reason``."""
     if error is None:
         return {}
-    described = {"error": type(error).__name__}
-    if error.__traceback__ is not None:
-        place, frames = _shown_frames(_frames_of(error.__traceback__))
-        described["place"] = place
-        if frames:
-            described["frames"] = frames
+    key: list[object] = [type(error)]
+    trace = error.__traceback__
+    while trace is not None:
+        key += (id(trace.tb_frame.f_code), trace.tb_lasti)
+        trace = trace.tb_next
+    at = tuple(key)
+    if (known := _known_places.get(at)) is None:
+        if len(_known_places) >= _KNOWN:
+            _known_places.clear()
+        known = _known_places[at] = _describe_place(error)
+    described = known[0].copy()
     if reason := reason_of(error):
         described["reason"] = reason
     return described
@@ -172,42 +219,35 @@ def reason_of(error: BaseException) -> str:
                 return printable(scrub_credentials(str(current)), limit=_SHOWN)
             except Exception:  # noqa: BLE001 - the __str__ of a user's subclass may fail
                 return ""
-        if current is None:
+        if current is None or current.__cause__ is None:
             break
         current = current.__cause__
     for describe in _describers:
         if said := describe(error):
-            return said
+            return str(_safe(said))
     return ""
 
 
-def _frames_of(trace: TracebackType | None) -> tuple[_Frame, ...]:
-    # traceback.extract_tb reads the source files, which costs more than the rest of a log line.
-    frames = []
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        frames.append((code.co_filename, trace.tb_lineno, code.co_name))
-        trace = trace.tb_next
-    return tuple(frames)
-
-
-@functools.lru_cache(maxsize=512)
-def _shown_frames(frames: tuple[_Frame, ...]) -> tuple[str, str]:
-    """Return the last frame of the application, and its frames with the first few of the library that it called.
+def _describe_place(error: BaseException) -> tuple[dict[str, str], list[CodeType]]:
+    """Return the class of an error, the last frame of the application, and its frames with the first of the library.
 
     Frames before the application's first frame (pool thread, conquiet's adapters) are the same for every message and
-    are omitted. If there is no frame of the application, all are shown. Results are cached, because a handler usually
-    fails at the same place; paths are relative to the current folder at the first failure.
+    are omitted. If there is no frame of the application, all are shown. Paths are relative to the current folder.
     """
-    folder = _current_folder()
-    own = [at for at, (filename, _, _) in enumerate(frames) if _is_of_application(filename)]
-    first, last = (own[0], own[-1]) if own else (0, len(frames) - 1)
-    filename, line, name = frames[last]
-    place = f"{_shown_path(filename, folder)}:{line} in {name}"
-    if len(frames) - first == 1:
-        return place, ""
-    shown = frames[first : last + 1 + _LIBRARY_FRAMES][-_FRAMES:]
-    return place, " > ".join(f"{_shown_path(path, folder)}:{line} {name}" for path, line, name in shown)
+    # traceback.extract_tb would read the source files.
+    walked = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    frames = [(code.co_filename, line, code.co_name) for code, line in walked]
+    described = {"error": type(error).__name__}
+    if frames:
+        folder = _current_folder()
+        own = [at for at, (filename, _, _) in enumerate(frames) if _is_of_application(filename)]
+        first, last = (own[0], own[-1]) if own else (0, len(frames) - 1)
+        filename, line, name = frames[last]
+        described["place"] = f"{_shown_path(filename, folder)}:{line} in {name}"
+        if len(frames) - first > 1:
+            shown = frames[first : last + 1 + _LIBRARY_FRAMES][-_FRAMES:]
+            described["frames"] = " > ".join(f"{_shown_path(path, folder)}:{line} {name}" for path, line, name in shown)
+    return {name: str(_safe(value)) for name, value in described.items()}, [code for code, _ in walked]
 
 
 def _is_of_application(filename: str) -> bool:
@@ -239,6 +279,19 @@ def _template(text: str, names: tuple[str, ...], described: tuple[str, ...]) -> 
     for name in missing:  # a fact that is None
         text = text.replace(f"%({name})s", "-")
     return f"{text} [{rest}]" if rest else text
+
+
+def _safe_facts(facts: dict[str, object]) -> dict[str, object]:
+    """Return facts that cannot forge a line, without None and empty texts; ``facts`` itself if it needs no change."""
+    for value in facts.values():
+        if type(value) is str:
+            if not value or len(value) > _SHOWN or not value.isprintable():
+                break
+        elif type(value) not in _NUMBERS:
+            break
+    else:
+        return facts
+    return {name: _safe(value) for name, value in facts.items() if value is not None and value != ""}
 
 
 def _safe(value: object) -> object:

@@ -1,8 +1,11 @@
 """One call gives the text and the extra fields."""
 
+import gc
 import json
 import logging
 import re
+import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -87,6 +90,74 @@ def test_a_named_fact_that_is_missing_is_a_dash(caplog: pytest.LogCaptureFixture
     logger.warning("attempt %(attempt)s of %(max_attempts)s", attempt=1, max_attempts=None)
 
     assert caplog.messages == ["attempt 1 of -"]
+
+
+def test_a_later_record_of_a_call_equals_one_that_logging_builds(caplog: pytest.LogCaptureFixture) -> None:
+    """The fields of a call are kept for its next line: time, thread, level name and facts are of each line."""
+    before = vars(logging.makeLogRecord({})).keys()
+
+    def line(number: int) -> None:
+        logger.failure(
+            logging.WARNING, "line %(number)s", raised(KeyError(CANARY)), tracebacks=number > 1, number=number
+        )
+
+    line(1)
+    thread = threading.Thread(target=line, args=(2,), name="another")
+    thread.start()
+    thread.join()
+
+    first, second = (dict(vars(record)) for record in caplog.records)
+    assert list(first) == list(second)
+    assert first.keys() - before == {"number", "error", "place", "message"}
+    ours = ("created", "msecs", "relativeCreated", "thread", "threadName", "args", "exc_info", "exc_text", "message")
+    differing = {name for name in first if first[name] != second[name]}
+    assert differing <= {*ours, "number"}
+    assert second["number"] == 2
+    assert second["threadName"] == "another"
+    assert second["created"] >= first["created"]
+    assert second["relativeCreated"] - first["relativeCreated"] == pytest.approx(
+        (second["created"] - first["created"]) * 1000, abs=0.01
+    )
+    assert second["exc_info"][1].args == (CANARY,)
+    assert first["exc_info"] is None
+
+
+def test_a_later_line_keeps_nothing_of_an_earlier_one() -> None:
+    class Kept(dict[str, int]):
+        pass
+
+    class HandlerError(Exception):
+        pass
+
+    logging.getLogger("conquiet.alone").propagate = False
+    alone = FactLogger("conquiet.alone")
+    value, error = Kept(a=1), raised(HandlerError())
+    alive = weakref.ref(value), weakref.ref(error)
+    for _ in range(2):
+        alone.failure(logging.ERROR, "line", error, tracebacks=True, value=value)
+    del value, error
+    gc.collect()  # the frame of raised() refers to the error
+
+    assert [each() for each in alive] == [None, None]
+
+
+def test_records_of_the_applications_factory_are_used(caplog: pytest.LogCaptureFixture) -> None:
+    class Record(logging.LogRecord):
+        pass
+
+    def line() -> None:
+        logger.warning("line", group="billing")
+
+    line()
+    plain = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(Record)
+    try:
+        line()
+    finally:
+        logging.setLogRecordFactory(plain)
+    line()
+
+    assert [type(record) for record in caplog.records] == [logging.LogRecord, Record, logging.LogRecord]
 
 
 def test_modules_log_through_the_helper() -> None:
