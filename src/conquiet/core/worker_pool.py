@@ -199,6 +199,7 @@ class WorkerPool(Generic[T]):
                 rest = work(item)
                 if rest is not None:
                     await rest
+                    slice_began = monotonic()  # the handler has suspended, so the event loop has had its turn
             except Exception as error:  # noqa: BLE001 - a bug in `work`: the worker continues, the message stays pending
                 logger.failure(logging.ERROR, "slot failed; this is a bug of conquiet, please report it", error)
             finally:

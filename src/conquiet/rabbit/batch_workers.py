@@ -26,7 +26,7 @@ from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.pipeline import Pipeline, Ready
 from conquiet.rabbit.spans import batch_span
 from conquiet.rabbit.syncer import ContractBroken, interpret_error
-from conquiet.rabbit.workers import Finish
+from conquiet.rabbit.workers import Finish, PoolWorkers
 
 Member = tuple[Delivery, Any]
 """A delivery and its message."""
@@ -41,7 +41,7 @@ class _Batch:
     due_at: float | None
 
 
-class BatchWorkers:
+class BatchWorkers(PoolWorkers[_Batch]):
     """Runs a batch syncer, ``async def`` or plain; see ``SyncerWorkers``.
 
     Args:
@@ -66,29 +66,18 @@ class BatchWorkers:
         self._concurrency = concurrency
         self._finish = finish
         self._settings = settings
-        self._pool: WorkerPool[_Batch] = WorkerPool(concurrency, self._handle, on_free=self._freed)
+        super().__init__(WorkerPool(concurrency, self._handle, on_free=self._freed))
         self._assembler: BatchAssembler[Delivery] = BatchAssembler(
             lambda size, deliveries, due_at: self._pool.put([_Batch(size, deliveries, due_at)]),
             lambda: self._pool.in_flight < concurrency,
         )
         self._threads: ThreadPoolExecutor | None = None
-        self._unstarted: list[Delivery] = []
-        self._halted = False
-        self._closing = False
-
-    def start(self) -> None:
-        """See ``SyncerWorkers``."""
-        self._pool.start()
 
     def submit(self, deliveries: list[Delivery]) -> None:
         """See ``SyncerWorkers``."""
         for delivery in deliveries:
             size = self._size_for(delivery)
             self._assembler.add(size, delivery, size=size, within_s=self._settings.within_s)
-
-    def halt(self) -> None:
-        """See ``SyncerWorkers``."""
-        self._halted = True
 
     def take_unstarted(self) -> list[Delivery]:
         """See ``SyncerWorkers``."""
@@ -101,27 +90,9 @@ class BatchWorkers:
         """See ``SyncerWorkers``."""
         return sum(len(batch.deliveries) for batch in self._pool.running)
 
-    def owns_current_task(self) -> bool:
-        """See ``SyncerWorkers``."""
-        return self._pool.owns_current_task()
-
-    async def drained(self) -> None:
-        """See ``SyncerWorkers``."""
-        await self._pool.wait_idle()
-
-    def abandon(self) -> int:
-        """See ``SyncerWorkers``."""
-        if self._closing:
-            return 0
-        self._closing = True
-        running = self.running
-        self._pool.abort()
-        return running
-
     async def close(self) -> int:
         """See ``SyncerWorkers``."""
-        abandoned = self.abandon()
-        await self._pool.close(timeout_s=1.0)
+        abandoned = await super().close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
         return abandoned

@@ -10,6 +10,7 @@ See docs/decisions/0020.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
@@ -23,10 +24,10 @@ from conquiet.rabbit.amqp_connection import AmqpConnection, OnArrivals, RawPrope
 from conquiet.rabbit.frames import pack_acks, pack_reject
 from conquiet.rabbit.properties import Properties
 
+REFUSED: Final = 403
 NOT_FOUND: Final = 404
 _SHORT_WAIT_S: Final = 0.5
 _NODE_IS_DOWN: Final = "is down or inaccessible"
-
 
 OnBlocked = Callable[[bool], None]
 """Called with True when the broker blocks the connection, with False when it unblocks it."""
@@ -150,17 +151,22 @@ class Link:
         try:
             answer = await self._request(lambda done: self._channel.queue_declare(queue, passive=True, callback=done))
         except RabbitConnectionError as error:
-            if self._is_not_found():
+            # The broker also replies 404 if the node of a queue is down. Such a queue is not missing.
+            if self.refusal == NOT_FOUND and _NODE_IS_DOWN not in str(self.lost.result().error):
                 raise QueueMissingError(
                     f"queue {queue} does not exist; create it first, conquiet never does", queue=queue
                 ) from error.__cause__
             raise
         return int(answer.method.message_count)
 
-    def _is_not_found(self) -> bool:
-        loss = self.lost.result() if self.lost.done() else None
-        # The broker also replies 404 if the node of a queue is down. Such a queue is not missing.
-        return loss is not None and loss.code == NOT_FOUND and _NODE_IS_DOWN not in str(loss.error)
+    async def request(self, send: Callable[[Any, Callable[[Any], None]], Any]) -> Any:
+        """Call ``send`` with the channel and a callback for the reply. Return the reply."""
+        return await self._request(lambda done: send(self._channel, done))
+
+    @property
+    def refusal(self) -> int | None:
+        """The reply code with which the broker closed the channel or the connection; None if there was none."""
+        return self.lost.result().code if self.lost.done() else None
 
     async def consume(self, queue: str, *, tag: str, prefetch: int, on_arrivals: OnArrivals) -> None:
         """Consume with manual acknowledgement and at most ``prefetch`` unsettled deliveries. Call it once per link.
@@ -168,13 +174,10 @@ class Link:
         ``on_arrivals`` receives the deliveries of each read from the socket together.
         """
         self._connection.take_deliveries(self._channel.channel_number, on_arrivals)
-        await self._begin(queue, tag, prefetch)
+        await self.widen(queue, tag=tag, prefetch=prefetch)
 
     async def widen(self, queue: str, *, tag: str, prefetch: int) -> None:
         """Consume again after :meth:`cancel`, with another prefetch."""
-        await self._begin(queue, tag, prefetch)
-
-    async def _begin(self, queue: str, tag: str, prefetch: int) -> None:
         # global_qos=False: the limit applies to this consumer. RabbitMQ 4 has removed the limit per channel.
         await self._request(
             lambda done: self._channel.basic_qos(prefetch_count=prefetch, global_qos=False, callback=done)
@@ -346,11 +349,9 @@ class Link:
 
     async def _wait(self, event: asyncio.Event, seconds: float) -> None:
         # A broker that hangs must not block the caller. The heartbeat ends a connection that stays open.
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await event.wait()
-        except TimeoutError:
-            pass
 
     def _lose(self, kind: LossKind, error: BaseException | None) -> None:
         self._alive = False

@@ -22,7 +22,7 @@ from conquiet.errors import (
 )
 from conquiet.rabbit.address import Address, require_name
 from conquiet.rabbit.confirms import Encoded
-from conquiet.rabbit.connection import Link
+from conquiet.rabbit.connection import REFUSED, Link
 from conquiet.rabbit.dead_letter_headers import dead_queue, reason_of, with_move_record
 from conquiet.rabbit.death_headers import X_ACQUIRED_COUNT, X_DELIVERY_COUNT
 from conquiet.rabbit.delivery import Delivery
@@ -31,7 +31,6 @@ from conquiet.rabbit.settle import Verdict
 
 logger = FactLogger(__name__)
 
-_REFUSED: Final = 403
 _DROPPED: Final = ("CC", "BCC", X_DELIVERY_COUNT, X_ACQUIRED_COUNT)
 """Headers that are removed: the first two would send copies to other queues, the others count for the old queue."""
 _HOW_TO_KEEP: Final = (
@@ -94,10 +93,7 @@ class DeadLetterMover:
             try:
                 await self._ensure_queue()
                 await self._publisher.send_encoded(message)
-            except _ImpossibleError as error:
-                self._fail(RabbitError(str(error), queue=self._queue))
-                return
-            except ConfigurationError as error:
+            except ConfigurationError as error:  # a retry would not help
                 self._fail(RabbitError(self._impossible(str(error)), queue=self._queue))
                 return
             except RabbitError as error:
@@ -126,50 +122,31 @@ class DeadLetterMover:
     async def _ensure_queue(self) -> None:
         """Use an existing queue of any type; else declare a durable one."""
         async with self._creating:
-            if self._exists:
-                return
-            try:
+            if not self._exists:
                 require_name("its name", self._target)
                 await self._find_or_declare()
-            except ConfigurationError as error:
-                raise _ImpossibleError(self._impossible(str(error))) from error
-            self._exists = True
+                self._exists = True
 
     async def _find_or_declare(self) -> None:
-        link = await _Declarer.open(self._address)
+        link = await Link.open(self._address)
         try:
             await link.depth(self._target)
         except QueueMissingError:  # the broker has closed the channel
             await link.close_soon()
-            link = await _Declarer.open(self._address)
-            assert isinstance(link, _Declarer)  # noqa: S101 - open() returns the class it is called on
+            link = await Link.open(self._address)
             await self._declare(link)
             logger.warning("queue declared for failed messages", queue=self._queue, to=self._target)
         finally:
             await link.close_soon()
 
-    async def _declare(self, link: "_Declarer") -> None:
+    async def _declare(self, link: Link) -> None:
         try:
-            await link.declare_durable(self._target)
+            await link.request(lambda channel, done: channel.queue_declare(self._target, durable=True, callback=done))
         except RabbitConnectionError as error:
-            if link.refusal != _REFUSED:
+            if link.refusal != REFUSED:
                 raise
-            raise _ImpossibleError(self._impossible("this user may not create it")) from error
+            raise ConfigurationError("this user may not create it") from error
 
     def _impossible(self, why: str) -> str:
         how = _HOW_TO_KEEP.format(target=self._target)
         return f"queue {self._queue} has no known dead-letter exchange and {self._target} cannot be used: {why}; {how}"
-
-
-class _ImpossibleError(Exception):
-    """A retry would not help. The text names the remedies."""
-
-
-class _Declarer(Link):
-    @property
-    def refusal(self) -> int | None:
-        """The reply code with which the broker closed the channel."""
-        return self.lost.result().code if self.lost.done() else None
-
-    async def declare_durable(self, queue: str) -> None:
-        await self._request(lambda done: self._channel.queue_declare(queue, durable=True, callback=done))

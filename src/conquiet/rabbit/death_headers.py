@@ -21,15 +21,12 @@ def retry_count(headers: object) -> int:
     if not isinstance(deaths, list) or not deaths:
         return 0
     newest = deaths[0]
-    return _natural(newest.get("count")) if isinstance(newest, Mapping) else 0
+    return (isinstance(newest, Mapping) and _natural(newest, "count")) or 0
 
 
 def delivery_count(headers: object) -> int | None:
     """Return how often the message was returned to its quorum queue, by the queue's count; None without a count."""
-    value = headers.get(X_DELIVERY_COUNT) if isinstance(headers, Mapping) else None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        return None
-    return value
+    return _natural(headers, X_DELIVERY_COUNT) if isinstance(headers, Mapping) else None
 
 
 def is_exhausted(headers: object, max_retries: int | None) -> bool:
@@ -37,7 +34,6 @@ def is_exhausted(headers: object, max_retries: int | None) -> bool:
     return max_retries is not None and retry_count(headers) > max_retries
 
 
-def _natural(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        return 0
-    return value
+def _natural(table: Mapping[object, object], name: str) -> int | None:
+    value = table.get(name)
+    return None if isinstance(value, bool) or not isinstance(value, int) or value < 0 else value

@@ -105,7 +105,7 @@ class Dispatcher:
             self._outage.submit(deliveries)
 
     def link_opened(self, policy: SettlePolicy, *, moves: bool, on_finished: Callable[[Delivery], None]) -> None:
-        """Prepare for the deliveries of a new link; see the attributes."""
+        """Prepare for the deliveries of a new link; see the attributes. ``on_finished`` receives redelivered ones."""
         self.policy = policy
         self.moves = moves
         self._notify_finished = on_finished
@@ -179,7 +179,8 @@ class Dispatcher:
             else:
                 self._settle(delivery, report)
                 self._outage.finished(delivery)
-            self._notify_finished(delivery)
+            if delivery.redelivered:
+                self._notify_finished(delivery)
         except Exception as error:  # noqa: BLE001
             # A bug of this library. The delivery stays unsettled: a duplicate is preferred to a loss.
             logger.failure(logging.ERROR, "a delivery could not be settled", error, queue=self._queue)

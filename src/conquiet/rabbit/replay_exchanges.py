@@ -12,11 +12,10 @@ from uuid import uuid4
 from conquiet.core.log import FactLogger
 from conquiet.errors import RabbitConnectionError
 from conquiet.rabbit.address import Address
-from conquiet.rabbit.connection import NOT_FOUND, Link
+from conquiet.rabbit.connection import NOT_FOUND, REFUSED, Link
 
 logger = FactLogger(__name__)
 
-_REFUSED: Final = 403
 PREFIX: Final = "conquiet.replay."
 
 
@@ -25,7 +24,7 @@ class TemporaryExchanges:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._link: _ExchangeLink | None = None
+        self._link: Link | None = None
         self._made: list[str] = []
         self._ways: dict[str, str | None] = {}
         self._may_make = True
@@ -42,7 +41,7 @@ class TemporaryExchanges:
             if self._made:
                 link = await self._open()
                 while self._made:
-                    await link.delete(self._made[-1])
+                    await _delete(link, self._made[-1])
                     self._made.pop()
         except RabbitConnectionError as error:
             logger.warning(
@@ -58,48 +57,38 @@ class TemporaryExchanges:
         link, name = await self._open(), PREFIX + uuid4().hex
         self._made.append(name)  # before the declaration: the exchange may exist even if no reply arrives
         try:
-            await link.declare(name)
+            await _declare(link, name)
         except RabbitConnectionError:
-            if link.refusal != _REFUSED:
+            if link.refusal != REFUSED:
                 raise
             self._made.pop()
             self._may_make = False
             return None
         try:
-            await link.bind(queue, name)
+            await link.request(lambda channel, done: channel.queue_bind(queue, name, callback=done))
         except RabbitConnectionError:
-            if link.refusal not in (_REFUSED, NOT_FOUND):
+            if link.refusal not in (REFUSED, NOT_FOUND):
                 raise
             return None
         return name
 
-    async def _open(self) -> "_ExchangeLink":
+    async def _open(self) -> Link:
         if self._link is not None and not self._link.is_open:
             over, self._link = self._link, None
             await over.close_soon()
         if self._link is None:
-            link = await _ExchangeLink.open(self._address)
-            assert isinstance(link, _ExchangeLink)  # noqa: S101 - open() returns the class it is called on
-            self._link = link
+            self._link = await Link.open(self._address)
         return self._link
 
 
-class _ExchangeLink(Link):
-    @property
-    def refusal(self) -> int | None:
-        """The reply code with which the broker closed the channel."""
-        return self.lost.result().code if self.lost.done() else None
-
-    async def declare(self, exchange: str) -> None:
-        # Not durable, and deleted with its last binding: a killed process leaves as little as possible.
-        await self._request(
-            lambda done: self._channel.exchange_declare(
-                exchange, "fanout", durable=False, auto_delete=True, callback=done
-            )
+async def _declare(link: Link, exchange: str) -> None:
+    # Not durable, and deleted with its last binding: a killed process leaves as little as possible.
+    await link.request(
+        lambda channel, done: channel.exchange_declare(
+            exchange, "fanout", durable=False, auto_delete=True, callback=done
         )
+    )
 
-    async def bind(self, queue: str, exchange: str) -> None:
-        await self._request(lambda done: self._channel.queue_bind(queue, exchange, callback=done))
 
-    async def delete(self, exchange: str) -> None:
-        await self._request(lambda done: self._channel.exchange_delete(exchange, callback=done))
+async def _delete(link: Link, exchange: str) -> None:
+    await link.request(lambda channel, done: channel.exchange_delete(exchange, callback=done))

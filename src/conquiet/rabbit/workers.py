@@ -9,10 +9,11 @@ the waiting ones.
 import asyncio
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from conquiet.core import tracing
 from conquiet.core.worker_pool import WorkerPool, start_in_context
@@ -22,6 +23,8 @@ from conquiet.rabbit.proca.decrypt import KeyFault
 from conquiet.rabbit.settle import Verdict
 from conquiet.rabbit.spans import process_span
 from conquiet.rabbit.syncer import DONE, ContractBroken, Interruption, interpret_error, interpret_result
+
+T = TypeVar("T")
 
 RunResult = Verdict | Interruption
 Finish = Callable[[Delivery, RunResult], None]
@@ -68,17 +71,11 @@ class SyncerWorkers(Protocol):
         ...
 
 
-class TaskWorkers:
-    """Runs an ``async def`` syncer on the event loop, in the worker pool."""
+class PoolWorkers(ABC, Generic[T]):
+    """The common part of the workers that run messages or batches in a worker pool, on the event loop."""
 
-    def __init__(
-        self, syncer: Callable[[Any], Awaitable[object]], pipeline: Pipeline, concurrency: int, finish: Finish
-    ) -> None:
-        self._syncer = syncer
-        self._prepare = pipeline.prepare
-        self._reads_headers = pipeline.reads_headers
-        self._finish = finish
-        self._pool: WorkerPool[Delivery] = WorkerPool(concurrency, self._run, on_free=_ignore)
+    def __init__(self, pool: WorkerPool[T]) -> None:
+        self._pool = pool
         self._unstarted: list[Delivery] = []
         self._halted = False
         self._closing = False
@@ -87,23 +84,14 @@ class TaskWorkers:
         """See :class:`SyncerWorkers`."""
         self._pool.start()
 
-    def submit(self, deliveries: list[Delivery]) -> None:
-        """See :class:`SyncerWorkers`."""
-        self._pool.put(deliveries)
-
     def halt(self) -> None:
         """See :class:`SyncerWorkers`."""
         self._halted = True  # not pool.pause(), which must be called in the event loop's thread
 
-    def take_unstarted(self) -> list[Delivery]:
-        """See :class:`SyncerWorkers`."""
-        unstarted, self._unstarted = self._unstarted, []
-        return unstarted + self._pool.drain_queue()
-
     @property
+    @abstractmethod
     def running(self) -> int:
         """See :class:`SyncerWorkers`."""
-        return self._pool.active
 
     def owns_current_task(self) -> bool:
         """See :class:`SyncerWorkers`."""
@@ -118,13 +106,42 @@ class TaskWorkers:
         if self._closing:
             return 0
         self._closing = True
-        return self._pool.abort()
+        running = self.running
+        self._pool.abort()
+        return running
 
     async def close(self) -> int:
         """See :class:`SyncerWorkers`."""
         abandoned = self.abandon()
         await self._pool.close(timeout_s=1.0)
         return abandoned
+
+
+class TaskWorkers(PoolWorkers[Delivery]):
+    """Runs an ``async def`` syncer on the event loop, in the worker pool."""
+
+    def __init__(
+        self, syncer: Callable[[Any], Awaitable[object]], pipeline: Pipeline, concurrency: int, finish: Finish
+    ) -> None:
+        self._syncer = syncer
+        self._prepare = pipeline.prepare
+        self._reads_headers = pipeline.reads_headers
+        self._finish = finish
+        super().__init__(WorkerPool(concurrency, self._run, on_free=_ignore))
+
+    def submit(self, deliveries: list[Delivery]) -> None:
+        """See :class:`SyncerWorkers`."""
+        self._pool.put(deliveries)
+
+    def take_unstarted(self) -> list[Delivery]:
+        """See :class:`SyncerWorkers`."""
+        unstarted, self._unstarted = self._unstarted, []
+        return unstarted + self._pool.drain_queue()
+
+    @property
+    def running(self) -> int:
+        """See :class:`SyncerWorkers`."""
+        return self._pool.active
 
     def _run(self, delivery: Delivery) -> Awaitable[None] | None:
         if self._halted:
@@ -160,7 +177,7 @@ class TaskWorkers:
         except BaseException as error:  # noqa: BLE001 - a syncer, a model or a key store may raise anything, SystemExit too
             report = interpret_error(error, who=who)
         self._finish(delivery, report)
-        if not self._pool.waiting:
+        if self._pool.in_flight == 1:  # this message; a later one would send its acknowledgement too
             delivery.session.flush()  # one iteration of the loop before the scheduled flush
 
 

@@ -288,3 +288,26 @@ async def test_isolated_keeps_context_values_errors_and_cancellations_straight()
         async with asyncio.timeout(0.01):
             await isolated(waits())
     assert cleaned == [True]
+
+
+async def test_a_handler_that_suspends_begins_a_new_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop ran while the handler was suspended, so another yield would only cost time."""
+    monkeypatch.setattr("conquiet.core.worker_pool._SLICE_S", 0.02)
+    turns = 0
+
+    async def work(_: int) -> None:
+        nonlocal turns
+        turns += 1
+        await asyncio.sleep(0.03)
+
+    freed: list[int] = []
+    pool: WorkerPool[int] = WorkerPool(
+        1, lambda item: start_in_context(work(item)), on_free=lambda: freed.append(turns)
+    )
+    pool.start()
+    pool.put([1, 2, 3])
+    await asyncio.sleep(0)  # the first handler runs
+    freed.clear()
+    await pool.wait_idle()
+    assert freed == [3, 3]  # when the last one has started and when it has ended, not between two handlers
+    await pool.close()

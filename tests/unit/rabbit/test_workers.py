@@ -205,3 +205,23 @@ async def test_a_context_variable_does_not_reach_the_next_message(
     await workers.close()
 
     assert seen == ["none"] * 3
+
+
+async def test_acknowledgements_of_one_iteration_are_sent_together() -> None:
+    """Each write costs a system call. Only the last message in flight does not wait for the scheduled flush."""
+    flushed: list[int] = []
+    finished: list[Any] = []
+
+    async def syncer(_: Any) -> bool:
+        await asyncio.sleep(0)
+        return True
+
+    pipeline = Pipeline(SchemaRegistry(built_in=False).register_default(), None, None, 1_000)
+    workers = TaskWorkers(syncer, pipeline, 8, lambda _delivery, verdict: finished.append(verdict))
+    workers.start()
+    session: Any = SimpleNamespace(is_open=True, flush=lambda: flushed.append(len(finished)))
+
+    workers.submit([Delivery(session, tag, False, b"", b"{}") for tag in range(8)])  # noqa: FBT003
+    await wait_until_async(lambda: len(finished) == 8)
+    assert flushed == [8]
+    assert await workers.close() == 0
