@@ -8,17 +8,13 @@ Where only the server can decide (order by key, parking, the rate limit, a cance
 moves the message. The settlement is then ``Moved``: nothing is left to do.
 """
 
-from collections.abc import Mapping
-
 from conquiet.core.settlement import MOVED, Defer, Settlement
 from conquiet.processor.cancellation import CancelWatch
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.handler_runner import HandlerRunner
 from conquiet.processor.job_canceller import JobCanceller
-from conquiet.processor.keys import Keys
-from conquiet.processor.pauses import Pauses
+from conquiet.processor.parts import ProcessorParts
 from conquiet.processor.policy import RateLimit
-from conquiet.processor.server_clock import ServerClock
 from conquiet.processor.settler import ProcessorSettler, Step
 from conquiet.processor.unknown_events import UnknownEvents
 from conquiet.runtime.context import LeaseManager
@@ -29,33 +25,27 @@ class Admission:
     """Admits messages to their handlers.
 
     Args:
-        keys: Keys by stream.
-        clock: The server's clock.
-        pauses: Tracks paused streams and events.
+        parts: The parts that a processor shares.
         cancels: Finds cancellation requests.
         canceller: Cancels jobs.
         settler: Parks messages, reserves starts under a rate limit, and appends messages to the queue of their key.
         unknown: Settles messages without a handler.
 
     Attributes:
-        pauses: As given. ``Execution`` skips ``admit`` while nothing is paused.
+        pauses: Paused streams and events. ``Execution`` skips ``admit`` while nothing is paused.
         cancels: As given, for the same reason.
     """
 
     def __init__(
         self,
+        parts: ProcessorParts,
         *,
-        keys: Mapping[str, Keys],
-        clock: ServerClock,
-        pauses: Pauses,
         cancels: CancelWatch,
         canceller: JobCanceller,
         settler: ProcessorSettler,
         unknown: UnknownEvents,
     ) -> None:
-        self._keys = keys
-        self._clock = clock
-        self.pauses = pauses
+        self._keys, self._clock, self.pauses = parts.keys, parts.clock, parts.pauses
         self.cancels = cancels
         self._canceller = canceller
         self._settler = settler

@@ -4,7 +4,7 @@ Shared by ``execution`` and ``batch_execution``.
 """
 
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 
 from conquiet.core import causation
 from conquiet.core.settlement import DeadLetter, KeepPending, Release, Settlement
@@ -13,8 +13,8 @@ from conquiet.processor.cancellation import CancelWatch
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.handler_runner import HandlerRunner
 from conquiet.processor.job_canceller import JobCanceller
-from conquiet.processor.jobs import JobRecorder, JobState, Story
-from conquiet.processor.keys import Keys
+from conquiet.processor.jobs import JobState, Story
+from conquiet.processor.parts import ProcessorParts
 from conquiet.processor.policy import decide
 from conquiet.processor.results import DEAD, ResultWriter
 from conquiet.runtime.context import LeaseManager
@@ -25,28 +25,25 @@ class AttemptRecorder:
     """Records attempts: the state and the result of the job, and that its handler runs.
 
     Args:
-        keys: Keys by stream.
-        jobs: Records job states. None if they are not kept.
+        parts: The parts that a processor shares.
         results: Writes results of jobs that keep them.
         cancels: Tracks running handlers, to cancel them on request.
         canceller: Cancels jobs.
 
     Attributes:
-        jobs: As given.
+        jobs: Records job states. None if they are not kept.
         running: Messages with a running handler; see ``CancelWatch``.
     """
 
     def __init__(
         self,
+        parts: ProcessorParts,
         *,
-        keys: Mapping[str, Keys],
-        jobs: JobRecorder | None,
         results: ResultWriter,
         cancels: CancelWatch,
         canceller: JobCanceller,
     ) -> None:
-        self._keys = keys
-        self.jobs = jobs
+        self._keys, self.jobs = parts.keys, parts.jobs
         self._results = results
         self._cancels = cancels
         self._canceller = canceller

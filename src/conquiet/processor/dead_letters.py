@@ -21,10 +21,12 @@ from conquiet.core.validation import require_positive, require_seconds, require_
 from conquiet.errors import ConfigurationError
 from conquiet.metrics.registry import PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL, never_raises
 from conquiet.processor.dead_letter_record import DeadRecord, decode_record
+from conquiet.processor.delayed import Poll
 from conquiet.processor.envelope import encode_raw, replayed
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.policy import milliseconds, require_count
 from conquiet.processor.scripts import Arg, script
+from conquiet.processor.settings import ProcessorSettings
 from conquiet.redis_transport.client import AsyncClient
 from conquiet.redis_transport.client_commands import command
 from conquiet.redis_transport.commands import Word
@@ -277,6 +279,18 @@ class DeadLetters:
 
     async def _send(self, *words: Word) -> Any:
         return await command(self._client, *words, stream=self._keys.stream)
+
+
+async def apply_retention(client: AsyncClient, settings: ProcessorSettings, keys: Keys, found: Poll) -> None:
+    """Delete dead letters beyond the maximum age or number, if a poll found any.
+
+    Needed because a dead letter is otherwise trimmed only when another is written.
+    """
+    most, age_s = settings.dead_letters_max, settings.dead_letters_max_age_s
+    too_many = most is not None and found.dead > most
+    age_ms = 0 if found.oldest_dead_ms is None else found.now_ms - found.oldest_dead_ms
+    if too_many or (age_s is not None and age_ms > age_s * 1000):
+        await DeadLetters(client, keys.stream).trim(max_count=most, max_age_s=age_s)
 
 
 class _Replay:

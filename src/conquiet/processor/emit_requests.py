@@ -1,7 +1,7 @@
-"""Check and encode messages and divide them into atomic steps, for both emitters. No I/O."""
+"""Check and encode messages and divide them into atomic steps, for all emitters."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -22,6 +22,8 @@ from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.policy import milliseconds
 from conquiet.processor.scripts import ADD_MANY, ADD_ONE, Arg, Script, script
 from conquiet.processor.settings import ProcessorSettings
+from conquiet.redis_transport.client import AsyncClient, SyncClient
+from conquiet.redis_transport.replica_wait import ReplicaWait, run_replicated, run_replicated_sync
 
 _DEBOUNCE_KEPT_MS = 24 * 60 * 60 * 1000
 """How long after its due time an unmoved debounced message can still be replaced."""
@@ -92,6 +94,18 @@ class ScriptCall(NamedTuple):
     keys: Keys
     messages: Sequence[EmitRequest]
 
+    def send(self, client: AsyncClient, wait: ReplicaWait) -> Coroutine[Any, Any, Any]:
+        """Run the script once and return its reply, when the replicas have the messages."""
+        if wait.replicas:
+            return run_replicated(self.script, client, self.names, self.args, wait, self.keys.stream)
+        return self.script.call(client, self.names, self.args, stream=self.keys.stream)
+
+    def send_sync(self, client: SyncClient, wait: ReplicaWait) -> Any:
+        """Do what ``send`` does, without asyncio."""
+        if wait.replicas:
+            return run_replicated_sync(self.script, client, self.names, self.args, wait, self.keys.stream)
+        return self.script.call_sync(client, self.names, self.args, stream=self.keys.stream)
+
 
 class EmitPlanner:
     """Builds the script calls of one emitter.
@@ -159,8 +173,7 @@ class EmitPlanner:
         return keys
 
     def _plan(self, message: NewMessage, keys: Keys, now_ms: int) -> EmitRequest:
-        if not isinstance(message, NewMessage):
-            raise ConfigurationError(f"messages must be NewMessage(event, data, ...), got a {type(message).__name__}")
+        require_new_message(message)
         once = message.id is not None
         message_id = message.id if message.id is not None else new_id()
         check_new(message.event, message_id, message.max_attempts, self._settings.max_attempts_limit, message.key)
@@ -193,6 +206,12 @@ class EmitPlanner:
             reason=refused.reason,
             path=refused.path,
         )
+
+
+def require_new_message(message: object) -> None:
+    """Raise ``ConfigurationError`` unless ``message`` is a ``NewMessage``."""
+    if not isinstance(message, NewMessage):
+        raise ConfigurationError(f"messages must be NewMessage(event, data, ...), got a {type(message).__name__}")
 
 
 def with_headers(messages: Iterable[NewMessage], headers: Mapping[str, str]) -> list[NewMessage]:

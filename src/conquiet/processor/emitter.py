@@ -9,6 +9,7 @@ See docs/decisions/0011.
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from conquiet.core import tracing
@@ -28,7 +29,7 @@ from conquiet.processor.jobs import JobRecorder
 from conquiet.processor.results import Progress, write_progress
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.redis_transport.client import AsyncClient
-from conquiet.redis_transport.replica_wait import ReplicaWait, run_replicated
+from conquiet.redis_transport.replica_wait import ReplicaWait
 
 
 class Emitter:
@@ -100,12 +101,12 @@ class Emitter:
             LifecycleError: This emitter was used in another event loop before.
         """
         wait = self._settings.replica_wait(replicas)
+        message = NewMessage(event, data, id, delay_s, at, max_attempts, key=key, headers=headers)
         if tracing.active is None:
-            message = NewMessage(event, data, id, delay_s, at, max_attempts, key=key, headers=headers)
             return (await self._send(self._plans.steps((message,), stream, debounce=debounce), wait))[0]
         name = self._plans.name(stream)
         with tracing.active.send("redis", name, event=event, message_id=id, headers=headers) as span:
-            message = NewMessage(event, data, id, delay_s, at, max_attempts, key=key, headers=span.headers)
+            message = replace(message, headers=span.headers)
             return (await self._send(self._plans.steps((message,), stream, debounce=debounce), wait))[0]
 
     async def emit_many(
@@ -131,12 +132,7 @@ class Emitter:
         self._check_loop()
         emitted: list[Emitted] = []
         for step in steps:
-            place = step.keys.stream
-            if wait.replicas:
-                reply = await run_replicated(step.script, self._client, step.names, step.args, wait, place)
-            else:
-                reply = await step.script.call(self._client, step.names, step.args, stream=place)
-            sent = parse_reply(step, reply)
+            sent = parse_reply(step, await step.send(self._client, wait))
             if self._jobs is not None and (states := new_states(step, sent)):
                 # Written afterwards, and only for unknown jobs: a host may already have run one of them.
                 await self._jobs.record_all(step.keys, states, only_new=True)

@@ -31,7 +31,6 @@ from conquiet.processor.envelope_decoder import EnvelopeDecoder
 from conquiet.processor.handler_runner import HandlerRunner
 from conquiet.processor.job_canceller import JobCanceller
 from conquiet.processor.settler import ProcessorSettler
-from conquiet.processor.spans import TracedRun
 from conquiet.runtime.context import LeaseManager, MessageContext
 from conquiet.runtime.executor import PendingSettlement
 from conquiet.runtime.message import RuntimeMessage
@@ -78,7 +77,6 @@ class Execution:
         self._settler = settler
         self._canceller = canceller
         self.batching = batching
-        self._traced = TracedRun(self._invoke)
 
     def execute(self, message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:
         """Run the handler of the message's event and return the settlement."""
@@ -129,7 +127,12 @@ class Execution:
         if settled is not None:
             return settled
         assert runner is not None  # noqa: S101 - admitted
-        run = self._invoke if tracing.active is None else self._traced.choose(tracing.active, envelope)
+        run = self._invoke
+        if tracing.active is not None:
+            if (make_current := tracing.active.dropped(envelope.headers)) is None:
+                run = self._invoke_traced
+            else:  # its trace is sampled out
+                make_current()  # the context belongs to this message and ends with it
         if runner.limiter is None:
             return await run(message, leases, envelope, runner)
         if not await runner.limiter.acquire():
@@ -172,3 +175,30 @@ class Execution:
         finally:
             # Its traceback refers to this frame: break the reference cycle.
             del failure
+
+    async def _invoke_traced(
+        self, message: RuntimeMessage, leases: LeaseManager, envelope: Envelope, runner: HandlerRunner
+    ) -> Settlement:
+        """Run the message in a span."""
+        if tracing.active is None:  # removed since
+            return await self._invoke(message, leases, envelope, runner)
+        with tracing.active.process(
+            "redis",
+            message.stream,
+            message_id=envelope.id,
+            event=envelope.event,
+            group=leases.group,
+            attempt=envelope.attempt,
+            headers=envelope.headers,
+            first_attempt=envelope.first_attempt,
+        ) as span:
+            settlement = await self._invoke(message, leases, envelope, runner)
+            if settlement.failure is not None:
+                span.fail(settlement.failure)
+                if envelope.first_attempt is None:
+                    envelope.first_attempt = span.headers.get("traceparent")
+            if not span.is_dropped:
+                span.set("conquiet.settlement", settlement_name(settlement))
+                if message.lease_lost:
+                    span.set("conquiet.lease.lost", value=True)
+            return settlement

@@ -11,17 +11,25 @@ that cannot be replayed. A held entry occupies no worker of the engine: it is on
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
+from conquiet.core.json_codec import TOO_LARGE, CodecError
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
 from conquiet.core.settlement import DeadLetter, KeepPending, Settlement, Stop
 from conquiet.errors import ConquietError, MalformedMessageError
+from conquiet.processor.envelope import EnvelopeError, from_payload
+from conquiet.queue.codec import decode_fields
+from conquiet.redis_transport.client import AsyncClient
+from conquiet.redis_transport.client_commands import command, commands
 from conquiet.runtime.message import RuntimeMessage
 
 logger = FactLogger(__name__)
 
 QUIET_S = 2.0
+_ENDS = 20
+_SHOWN = 65_536
+_LARGEST = 2**30
 
 
 class ForeignGuard:
@@ -121,3 +129,37 @@ class ForeignGuard:
         except Exception as error:  # noqa: BLE001 - the entry stays pending and is claimed again
             text = "foreign entry not dead-lettered: it stays pending"
             logger.failure(logging.WARNING, text, error, stream=message.stream, message_id=message.id)
+
+
+async def fields_of(client: AsyncClient, stream: str, entry_id: str, reason: str) -> dict[str, str] | None:
+    """Return the fields of an entry as text that JSON can hold. None if the entry does not exist.
+
+    An entry that is only too large, or that ``decode`` could not read, is returned whole, because its content is stored
+    nowhere else. For other entries each name and value is truncated.
+    """
+    found = await command(client, "XRANGE", stream, entry_id, entry_id, stream=stream)
+    if not found:
+        return None
+    fields = found[0][1]
+    most = None if reason == TOO_LARGE or reason.startswith("decode()") else _SHOWN
+    return {_shown(name, most): _shown(value, most) for name, value in zip(fields[::2], fields[1::2], strict=True)}
+
+
+async def has_messages(client: AsyncClient, stream: str) -> bool:
+    """Return True if a message of a processor is among the oldest or newest entries of a stream."""
+    oldest, newest = ("XRANGE", stream, "-", "+"), ("XREVRANGE", stream, "+", "-")
+    sent = [(*words, "COUNT", _ENDS) for words in (oldest, newest)]
+    ends = await commands(client, sent, action="reading entries", stream=stream)
+    return any(_is_message(fields) for end in ends for _, fields in end)
+
+
+def _is_message(fields: Sequence[bytes]) -> bool:
+    try:
+        from_payload(decode_fields(fields, max_bytes=_LARGEST), entry_id="0-0")
+    except (CodecError, EnvelopeError):
+        return False
+    return True
+
+
+def _shown(raw: bytes, most: int | None) -> str:
+    return raw[:most].decode(errors="backslashreplace")

@@ -9,11 +9,10 @@ from conquiet.core.log import FactLogger
 from conquiet.core.settlement import MOVED, KeepPending, Release, Settlement
 from conquiet.errors import InfrastructureError, MessageInProgressError
 from conquiet.processor.cancellation import CANCELLED, FINISHED, CancelWatch
-from conquiet.processor.emitter import Emitter
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.handler_runner import HandlerRunner
-from conquiet.processor.jobs import JobRecorder, JobState
-from conquiet.processor.keys import Keys
+from conquiet.processor.jobs import JobState
+from conquiet.processor.parts import ProcessorParts
 from conquiet.processor.results import ResultWriter
 from conquiet.runtime.context import LeaseManager, MessageContext
 from conquiet.runtime.message import RuntimeMessage
@@ -25,29 +24,23 @@ class JobCanceller:
     """Decides whether a job succeeded or was cancelled, and records the outcome.
 
     Args:
-        keys: Keys by stream.
+        parts: The parts that a processor shares. The emitter is for the context that opens a handler's transaction.
         runners: Handlers by event.
-        emitter: For the context that opens a handler's transaction.
         cancels: Settles the message on the server.
-        jobs: Records job states. None if they are not kept.
         results: Writes results of jobs that keep them.
     """
 
     def __init__(
         self,
-        *,
-        keys: Mapping[str, Keys],
+        parts: ProcessorParts,
         runners: Mapping[str, HandlerRunner],
-        emitter: Emitter,
+        *,
         cancels: CancelWatch,
-        jobs: JobRecorder | None,
         results: ResultWriter,
     ) -> None:
-        self._keys = keys
+        self._keys, self._emitter, self._jobs = parts.keys, parts.emitter, parts.jobs
         self._runners = runners
-        self._emitter = emitter
         self._cancels = cancels
-        self._jobs = jobs
         self._results = results
 
     async def cancel(self, message: RuntimeMessage, leases: LeaseManager) -> Settlement:

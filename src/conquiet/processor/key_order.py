@@ -3,6 +3,7 @@
 See docs/decisions/0050.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from conquiet.core.validation import require_positive
 from conquiet.errors import ConfigurationError
 from conquiet.processor.keys import keys_of
+from conquiet.processor.partition_layout import partition_names
 from conquiet.processor.scripts import script
 from conquiet.redis_transport.client import AsyncClient
 
@@ -95,6 +97,46 @@ class KeyOrder:
                 "step. Nothing was done. Search when it has fewer, or trim what is acknowledged first: conquiet trim"
             )
         return [_decoded(key) for key in found]
+
+
+class PartitionedKeyOrder:
+    """Inspects the order by key of a stream, partitioned or not; see ``KeyOrder``.
+
+    A key is in one partition, except while it moves.
+
+    Args:
+        client: A client without retries. The caller closes it.
+        stream: Name of the stream. Each call reads its number of partitions.
+    """
+
+    def __init__(self, client: AsyncClient, stream: str) -> None:
+        self._client = client
+        self._stream = stream
+
+    async def report(self, *, limit: int = 20) -> OrderReport:
+        """Return the total counts of all partitions, and the ``limit`` keys with the most waiting messages."""
+        reports = [await one.report(limit=limit) for one in await self._partitions()]
+        queues: dict[str, int] = {}
+        for queue in (queue for report in reports for queue in report.longest):
+            queues[queue.key] = queues.get(queue.key, 0) + queue.waiting
+        longest = sorted((KeyQueue(key, waiting) for key, waiting in queues.items()), key=lambda queue: -queue.waiting)
+        return OrderReport(
+            holders=sum(report.holders for report in reports),
+            waiting=sum(report.waiting for report in reports),
+            group=next((report.group for report in reports if report.group is not None), None),
+            longest=tuple(longest[:limit]),
+        )
+
+    async def stuck(self) -> list[str]:
+        """Return keys without a holder, in any partition. Raises as ``KeyOrder.stuck``."""
+        return [key for one in await self._partitions() for key in await one.stuck()]
+
+    async def release_stuck(self) -> list[str]:
+        """Start the next message of each stuck key. Return these keys. Raises as ``stuck``."""
+        return [key for one in await self._partitions() for key in await one.release_stuck()]
+
+    async def _partitions(self) -> Sequence[KeyOrder]:
+        return [KeyOrder(self._client, name) for name in await partition_names(self._client, self._stream)]
 
 
 def _decoded(key: bytes) -> str:

@@ -14,7 +14,7 @@ from conquiet.processor.keys import keys_of
 from conquiet.processor.partitions import Layout, partition_name, read_layout, require_partitions, require_stream_name
 from conquiet.processor.pauses import WHOLE_STREAM, Pauses
 from conquiet.processor.scripts import script
-from conquiet.redis_transport.client import AsyncClient
+from conquiet.redis_transport.client import AsyncClient, SyncClient
 
 _MOST_KEYS = 100_000
 """Maximum number of keys read by one check of a partition, because the check blocks the server."""
@@ -31,11 +31,11 @@ class PartitionLayout:
     def __init__(self, client: AsyncClient, stream: str) -> None:
         self._client = client
         self._stream = require_stream_name(stream)
-        self._name = f"{keys_of(stream).base}:partitions"
+        self._name = _key_of(stream)
 
     async def read(self) -> Layout:
         """Return the number of partitions, 1 if the stream was never partitioned."""
-        return read_layout(await self._call("partition_count"))
+        return read_layout(await self._run("partition_count"))
 
     async def grow(self, partitions: int) -> Layout:
         """Grow to this number of partitions. No effect if there are as many. Workers notice it within seconds.
@@ -48,7 +48,7 @@ class PartitionLayout:
         """
         require_partitions(partitions)
         while True:
-            before, after = await self._call("partition_begin", partitions)
+            before, after = await self._run("partition_begin", partitions)
             if after == 0:
                 return await self.read()
             if after < 0:
@@ -89,12 +89,17 @@ class PartitionLayout:
             for what in paused:
                 await pauses.pause(partition_name(self._stream, index), None if what == WHOLE_STREAM else what)
 
-    async def _call(self, name: str, *args: int) -> list[Any]:
-        reply: list[Any] = await self._run(name, *args)
-        return reply
-
     async def _run(self, name: str, *args: int) -> Any:
         return await script(name).call(self._client, (self._name,), args, stream=self._stream)
+
+
+def read_layout_sync(client: SyncClient, stream: str) -> Layout:
+    """Do what ``PartitionLayout.read`` does, without asyncio."""
+    return read_layout(script("partition_count").call_sync(client, (_key_of(stream),), (), stream=stream))
+
+
+def _key_of(stream: str) -> str:
+    return f"{keys_of(stream).base}:partitions"
 
 
 async def partition_names(client: AsyncClient, stream: str) -> list[str]:

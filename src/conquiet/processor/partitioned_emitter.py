@@ -1,12 +1,8 @@
-"""Emit to the partitions of a stream, by key or round-robin, with and without asyncio.
-
-A message with a key is first sent to the current partition of the key. It is added there, or the partition redirects it
-after a growth: then it is sent to the key's new partition, and later messages of the key are sent there directly.
+"""Emit to the partitions of a stream, by key or round-robin, with and without asyncio. ``partition_routing`` chooses.
 
 See docs/decisions/0051.
 """
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -15,18 +11,16 @@ from conquiet.core import tracing
 from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.validation import require_text
 from conquiet.errors import ConfigurationError
-from conquiet.processor.emit_requests import EmitPlanner, Emitted, NewMessage, new_states, with_headers
+from conquiet.processor.emit_requests import EmitPlanner, Emitted, NewMessage, require_new_message, with_headers
 from conquiet.processor.emitter import Emitter
 from conquiet.processor.jobs import JobRecorder, record_new
-from conquiet.processor.keys import keys_of
-from conquiet.processor.partition_layout import PartitionLayout
-from conquiet.processor.partition_routing import PartitionRouter, Placed, asking, read_answers
+from conquiet.processor.partition_layout import PartitionLayout, read_layout_sync
+from conquiet.processor.partition_routing import PartitionRouter, RoutedMessages
 from conquiet.processor.partitioned_results import EmittedTo, PartitionedJobHandle, SyncPartitionedJobHandle
-from conquiet.processor.partitions import Layout, partition_name, read_layout, require_stream_name
-from conquiet.processor.scripts import script
+from conquiet.processor.partitions import require_stream_name
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.redis_transport.client import AnyRedis, AsyncClient, clone_sync
-from conquiet.redis_transport.replica_wait import ReplicaWait, run_replicated, run_replicated_sync
+from conquiet.redis_transport.replica_wait import ReplicaWait
 
 
 class PartitionedEmitter:
@@ -97,42 +91,16 @@ class PartitionedEmitter:
         return PartitionedJobHandle(self._client, self._stream, require_text("id", job_id))
 
     async def _emit(self, messages: Sequence[NewMessage], wait: ReplicaWait) -> list[Emitted]:
-        waiting = [Placed(place, message) for place, message in enumerate(messages)]
-        emitted: dict[int, Emitted] = {}
-        while waiting:
-            layout = await self._current()
-            moved: list[Placed] = []
-            for index, those in self._router.by_partition(waiting, layout).items():
-                moved += await self._send(index, those, emitted, wait)
-            for placed in moved:
-                self._router.note_sent_on(placed.message.key or "", placed.sent_by, layout)
-            waiting = moved
-        return [emitted[place] for place in sorted(emitted)]
-
-    async def _send(
-        self, index: int, messages: Sequence[Placed], emitted: dict[int, Emitted], wait: ReplicaWait
-    ) -> list[Placed]:
-        """Send to one partition. Return the redirected messages: their keys belong to another partition now."""
-        moved: list[Placed] = []
-        places = iter(messages)
-        name = partition_name(self._stream, index)
-        for step in map(asking, self._plans.steps([placed.message for placed in messages], name)):
-            if wait.replicas:
-                reply = await run_replicated(step.script, self._client, step.names, step.args, wait, name)
-            else:
-                reply = await step.script.call(self._client, step.names, step.args, stream=name)
-            answers = read_answers(step, reply, [next(places) for _ in step.messages], index)
-            moved += answers.moved
-            emitted |= dict(zip(answers.places, answers.sent, strict=True))
-            if self._jobs is not None and (states := new_states(answers.step, answers.sent)):
-                await self._jobs.record_all(step.keys, states, only_new=True)
-        return moved
-
-    async def _current(self) -> Layout:
-        layout = self._router.layout
-        if layout is None:
-            layout = self._router.layout = await self._layouts.read()
-        return layout
+        routed = RoutedMessages(self._router, self._plans, self._stream, messages)
+        while routed.waiting:
+            layout = self._router.layout
+            if layout is None:
+                layout = self._router.layout = await self._layouts.read()
+            for step, here, index in routed.steps(layout):
+                states = routed.accept(step, await step.send(self._client, wait), here, index)
+                if self._jobs is not None and states:
+                    await self._jobs.record_all(step.keys, states, only_new=True)
+        return routed.emitted()
 
 
 class SyncPartitionedEmitter:
@@ -150,7 +118,6 @@ class SyncPartitionedEmitter:
         self._plans = EmitPlanner(stream, self._settings)
         self._client = clone_sync(redis)
         self._router = PartitionRouter()
-        self._routing = threading.Lock()
 
     @takes_keywords_of(Emitter.emit)
     def emit(self, event: str, data: Mapping[str, Any] | None = None, **options: Any) -> Emitted:
@@ -210,45 +177,16 @@ class SyncPartitionedEmitter:
         self.close()
 
     def _emit(self, messages: Sequence[NewMessage], wait: ReplicaWait) -> list[Emitted]:
-        waiting = [Placed(place, message) for place, message in enumerate(messages)]
-        emitted: dict[int, Emitted] = {}
-        while waiting:
-            layout = self._current()
-            with self._routing:
-                chosen = self._router.by_partition(waiting, layout)
-            moved = [placed for index, those in chosen.items() for placed in self._send(index, those, emitted, wait)]
-            with self._routing:
-                for placed in moved:
-                    self._router.note_sent_on(placed.message.key or "", placed.sent_by, layout)
-            waiting = moved
-        return [emitted[place] for place in sorted(emitted)]
-
-    def _send(
-        self, index: int, messages: Sequence[Placed], emitted: dict[int, Emitted], wait: ReplicaWait
-    ) -> list[Placed]:
-        moved: list[Placed] = []
-        places = iter(messages)
-        name = partition_name(self._stream, index)
-        for step in map(asking, self._plans.steps([placed.message for placed in messages], name)):
-            if wait.replicas:
-                reply = run_replicated_sync(step.script, self._client, step.names, step.args, wait, name)
-            else:
-                reply = step.script.call_sync(self._client, step.names, step.args, stream=name)
-            answers = read_answers(step, reply, [next(places) for _ in step.messages], index)
-            moved += answers.moved
-            emitted |= dict(zip(answers.places, answers.sent, strict=True))
-            if self._settings.job_ttl_s is not None:
-                states = new_states(answers.step, answers.sent)
-                record_new(self._client, step.keys, states, ttl_s=self._settings.job_ttl_s)
-        return moved
-
-    def _current(self) -> Layout:
-        layout = self._router.layout
-        if layout is None:
-            names = (f"{keys_of(self._stream).base}:partitions",)
-            reply = script("partition_count").call_sync(self._client, names, (), stream=self._stream)
-            layout = self._router.layout = read_layout(reply)
-        return layout
+        routed = RoutedMessages(self._router, self._plans, self._stream, messages)
+        while routed.waiting:
+            layout = self._router.layout
+            if layout is None:
+                layout = self._router.layout = read_layout_sync(self._client, self._stream)
+            for step, here, index in routed.steps(layout):
+                states = routed.accept(step, step.send_sync(self._client, wait), here, index)
+                if self._settings.job_ttl_s is not None:
+                    record_new(self._client, step.keys, states, ttl_s=self._settings.job_ttl_s)
+        return routed.emitted()
 
 
 def _require_possible(options: dict[str, Any]) -> None:
@@ -259,6 +197,5 @@ def _require_possible(options: dict[str, Any]) -> None:
 def _checked(messages: Iterable[NewMessage]) -> list[NewMessage]:
     batch = list(messages)
     for message in batch:
-        if not isinstance(message, NewMessage):
-            raise ConfigurationError(f"messages must be NewMessage(event, data, ...), got a {type(message).__name__}")
+        require_new_message(message)
     return batch

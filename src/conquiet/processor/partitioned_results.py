@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from conquiet.processor.keys import keys_of
-from conquiet.processor.partition_layout import PartitionLayout
-from conquiet.processor.partitions import Layout, partition_name, read_layout
+from conquiet.processor.partition_layout import PartitionLayout, read_layout_sync
+from conquiet.processor.partitions import Layout, partition_name
 from conquiet.processor.results import JobHandle, SyncJobHandle
-from conquiet.processor.scripts import script
 from conquiet.redis_transport.client import AsyncClient, SyncClient
 
 
@@ -79,6 +77,4 @@ class SyncPartitionedJobHandle(SyncJobHandle):
     def _streams(self) -> Sequence[str]:
         if not self._emitted_to.can_move:
             return (self._emitted_to.partition,)
-        names = (f"{keys_of(self.stream).base}:partitions",)
-        reply = script("partition_count").call_sync(self._client, names, (), stream=self.stream)
-        return self._emitted_to.streams(self.stream, read_layout(reply))
+        return self._emitted_to.streams(self.stream, read_layout_sync(self._client, self.stream))

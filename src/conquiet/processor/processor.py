@@ -17,8 +17,9 @@ from conquiet.core.redaction import printable
 from conquiet.core.settlement import Settlement
 from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError, LifecycleError
-from conquiet.processor.assembly import AssembledProcessor, ProcessorParts, assemble
+from conquiet.processor.assembly import AssembledProcessor, assemble
 from conquiet.processor.batch_handler_runner import Runners, runner_of
+from conquiet.processor.dead_letters import apply_retention
 from conquiet.processor.delayed import DelayedPromoter, Poll, PollListener
 from conquiet.processor.emitter import Emitter
 from conquiet.processor.jobs import JobRecorder
@@ -26,9 +27,9 @@ from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.middleware import Middleware
 from conquiet.processor.operator_calls import OperatorCalls
 from conquiet.processor.ordering import OrderOwnerCheck
+from conquiet.processor.parts import ProcessorParts
 from conquiet.processor.pauses import Pauses
 from conquiet.processor.policy import RateLimit, RetryPolicy, require_event
-from conquiet.processor.retention import apply_retention
 from conquiet.processor.settings import HandlerSettings, ProcessorSettings, engine_settings
 from conquiet.queue.housekeeping import StreamHousekeeper
 from conquiet.redis_transport.client import AnyRedis, clone_async
@@ -343,7 +344,7 @@ class Processor(OperatorCalls, BackgroundWorker):
             limit=self._settings.chunk_size,
             refresh_s=self._settings.refresh_s,
             listeners=[
-                lambda _, found: assembled.clock.correct(found.ahead_ms),
+                lambda _, found: parts.clock.correct(found.ahead_ms),
                 *([] if recorder is None else [lambda keys, _: recorder.purge(keys)]),
                 *self._poll_listeners,
                 self._pauses.on_poll,

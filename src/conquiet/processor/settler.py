@@ -14,7 +14,7 @@ See docs/decisions/0016 and 0050.
 import asyncio
 import math
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, assert_never
@@ -38,16 +38,15 @@ from conquiet.processor.envelope import (
     with_key_first,
 )
 from conquiet.processor.failed_attempts import add_attempt, describe_attempt
-from conquiet.processor.jobs import JobRecorder, JobState
+from conquiet.processor.foreign import fields_of
+from conquiet.processor.jobs import JobState
 from conquiet.processor.keys import Keys
 from conquiet.processor.ordering import NO_TURN, KeyedAcks, turn_of
+from conquiet.processor.parts import ProcessorParts
 from conquiet.processor.policy import RateLimit, milliseconds
-from conquiet.processor.raw_entries import fields_of
 from conquiet.processor.scripts import Arg, Script, move, script
-from conquiet.processor.server_clock import ServerClock
-from conquiet.processor.settings import ProcessorSettings
 from conquiet.processor.settlement_log import report_dead, report_retry
-from conquiet.redis_transport.client import AsyncClient, is_cluster
+from conquiet.redis_transport.client import is_cluster
 from conquiet.redis_transport.errors import RedisError, ResponseError, translate
 from conquiet.redis_transport.routing import split_by_slot
 from conquiet.redis_transport.scripts import run_many
@@ -85,39 +84,18 @@ class ProcessorSettler:
     """Settles messages of one consumer of one group.
 
     Args:
-        client: A client without retries. The caller closes it.
-        group: The consumer group.
-        consumer_id: Name of the engine in it.
-        keys: Keys by stream.
-        settings: Repeats, retention, and whether error texts are stored.
-        clock: The server's clock.
-        jobs: Records job states. None if they are not kept.
-        log_tracebacks: Log whole tracebacks of handlers.
+        parts: The parts that a processor shares.
     """
 
-    def __init__(
-        self,
-        client: AsyncClient,
-        *,
-        group: str,
-        consumer_id: str,
-        keys: Mapping[str, Keys],
-        settings: ProcessorSettings,
-        clock: ServerClock,
-        jobs: JobRecorder | None,
-        log_tracebacks: bool = False,
-    ) -> None:
-        self._log_tracebacks = log_tracebacks
-        self._client = client
-        self._group = group
-        self._consumer_id = consumer_id
-        self._keys = keys
-        self._settings = settings
-        self._clock = clock
-        self._jobs = jobs
+    def __init__(self, parts: ProcessorParts) -> None:
+        self._log_tracebacks = parts.log_tracebacks
+        self._client, self._group, self._consumer_id = parts.client, parts.group, parts.consumer_id
+        self._keys, self._settings = parts.keys, parts.settings
+        self._clock, self._jobs = parts.clock, parts.jobs
         self._host = hostname()
-        self._keyed_acks = KeyedAcks(group, consumer_id)
-        self._due: MicroBatcher[_Item] = MicroBatcher(self._flush, limit=settings.chunk_size, name="conquiet-settler")
+        self._keyed_acks = KeyedAcks(parts.group, parts.consumer_id)
+        limit = parts.settings.chunk_size
+        self._due: MicroBatcher[_Item] = MicroBatcher(self._flush, limit=limit, name="conquiet-settler")
 
     def settle(self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter) -> Coroutine[Any, Any, bool]:
         """Store the message elsewhere and acknowledge its entry, in one step.

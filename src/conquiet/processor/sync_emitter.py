@@ -1,6 +1,7 @@
 """The emitter for code without asyncio. It sends the same messages with the same scripts as ``emitter``."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ from conquiet.processor.jobs import record_new
 from conquiet.processor.results import SyncJobHandle
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.redis_transport.client import AnyRedis, clone_sync
-from conquiet.redis_transport.replica_wait import ReplicaWait, run_replicated_sync
+from conquiet.redis_transport.replica_wait import ReplicaWait
 
 
 class SyncEmitter:
@@ -58,12 +59,12 @@ class SyncEmitter:
     ) -> Emitted:
         """Emit one message; see ``Emitter.emit`` for the arguments and errors."""
         wait = self._settings.replica_wait(replicas)
+        message = NewMessage(event, data, id, delay_s, at, max_attempts, key=key, headers=headers)
         if tracing.active is None:
-            message = NewMessage(event, data, id, delay_s, at, max_attempts, key=key, headers=headers)
             return self._send(self._plans.steps((message,), stream, debounce=debounce), wait)[0]
         name = self._plans.name(stream)
         with tracing.active.send("redis", name, event=event, message_id=id, headers=headers) as span:
-            message = NewMessage(event, data, id, delay_s, at, max_attempts, key=key, headers=span.headers)
+            message = replace(message, headers=span.headers)
             return self._send(self._plans.steps((message,), stream, debounce=debounce), wait)[0]
 
     def emit_many(
@@ -117,12 +118,7 @@ class SyncEmitter:
     def _send(self, steps: Iterable[ScriptCall], wait: ReplicaWait) -> list[Emitted]:
         emitted: list[Emitted] = []
         for step in steps:
-            place = step.keys.stream
-            if wait.replicas:
-                reply = run_replicated_sync(step.script, self._client, step.names, step.args, wait, place)
-            else:
-                reply = step.script.call_sync(self._client, step.names, step.args, stream=place)
-            sent = parse_reply(step, reply)
+            sent = parse_reply(step, step.send_sync(self._client, wait))
             if self._settings.job_ttl_s is not None:
                 record_new(self._client, step.keys, new_states(step, sent), ttl_s=self._settings.job_ttl_s)
             emitted += sent

@@ -1,16 +1,14 @@
 """Settle and report messages with an event that has no handler in this process. ``unknown_policy`` decides."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from conquiet.core.log import FactLogger
 from conquiet.core.seen_ids import SeenIds
 from conquiet.core.settlement import ACKNOWLEDGE, DeadLetter, Settlement
 from conquiet.processor.envelope import Envelope
-from conquiet.processor.jobs import JobRecorder, JobState
-from conquiet.processor.keys import Keys
+from conquiet.processor.jobs import JobState
+from conquiet.processor.parts import ProcessorParts
 from conquiet.processor.policy import Reject
-from conquiet.processor.server_clock import ServerClock
-from conquiet.processor.settings import ProcessorSettings
 from conquiet.processor.unknown_policy import UNKNOWN_FATES, decide_unknown
 from conquiet.runtime.message import RuntimeMessage
 
@@ -23,27 +21,14 @@ class UnknownEvents:
     """Settles messages without a handler and logs each unknown event once.
 
     Args:
+        parts: The parts that a processor shares. The settings hold the policy for unknown events.
         known: Events that have a handler, for the log.
-        keys: Keys by stream.
-        settings: The policy for unknown events.
-        clock: The server's clock.
-        jobs: Records job states. None if they are not kept.
     """
 
-    def __init__(
-        self,
-        known: Collection[str],
-        *,
-        keys: Mapping[str, Keys],
-        settings: ProcessorSettings,
-        clock: ServerClock,
-        jobs: JobRecorder | None,
-    ) -> None:
+    def __init__(self, parts: ProcessorParts, known: Collection[str]) -> None:
         self._known = known
-        self._keys = keys
-        self._settings = settings
-        self._clock = clock
-        self._jobs = jobs
+        self._keys, self._settings = parts.keys, parts.settings
+        self._clock, self._jobs = parts.clock, parts.jobs
         self._reported = SeenIds()
 
     async def decide(self, message: RuntimeMessage, envelope: Envelope) -> Settlement:

@@ -9,8 +9,8 @@ from conquiet.errors import ConfigurationError
 from conquiet.management import JobChange, JobFilter, JobPhase, PartitionedJobs
 from conquiet.processor import NewMessage, PartitionedEmitter, PartitionedStream, ProcessorSettings
 from conquiet.processor.dead_letter_record import DeadRecord, encode_record
+from conquiet.processor.key_order import PartitionedKeyOrder
 from conquiet.processor.keys import keys_of
-from conquiet.processor.partitioned_key_order import PartitionedKeyOrder
 from conquiet.processor.partitions import partition_name
 
 PARTITIONS = 3

@@ -12,11 +12,11 @@ from tests.redis_clients import RawAsyncRedis
 from conquiet.core.backoff import Backoff
 from conquiet.core.json_codec import encode_payload
 from conquiet.errors import QueueError
-from conquiet.processor import DeadFilter, JobContext, Processor, Reject, Retry, RetryPolicy
+from conquiet.processor import DeadFilter, Emitter, JobContext, Pauses, Processor, Reject, Retry, RetryPolicy
 from conquiet.processor.envelope import Envelope, to_payload
 from conquiet.processor.keys import Keys
+from conquiet.processor.parts import ProcessorParts
 from conquiet.processor.scripts import script
-from conquiet.processor.server_clock import ServerClock
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.processor.settler import ProcessorSettler, Step
 from conquiet.redis_transport.client import AsyncClient, clone_async
@@ -28,13 +28,16 @@ SOON = RetryPolicy.fixed(0.01, max_attempts=3)
 
 def a_settler(client: AsyncClient, consumer_id: str, settings: ProcessorSettings) -> ProcessorSettler:
     return ProcessorSettler(
-        client,
-        group="processor",
-        consumer_id=consumer_id,
-        keys={},
-        settings=settings,
-        clock=ServerClock(),
-        jobs=None,
+        ProcessorParts(
+            client=client,
+            group="processor",
+            consumer_id=consumer_id,
+            keys={},
+            settings=settings,
+            emitter=Emitter(client, "unused"),
+            jobs=None,
+            pauses=Pauses(client),
+        )
     )
 
 

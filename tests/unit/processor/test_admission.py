@@ -31,9 +31,7 @@ class Server:
         self.asked: list[str] = []
         everything: Any = self
         self.admission = Admission(
-            keys={"s": keys_of("s")},
-            clock=ServerClock(),
-            pauses=everything,
+            SimpleNamespace(keys={"s": keys_of("s")}, clock=ServerClock(), pauses=everything),  # type: ignore[arg-type]
             cancels=everything,
             canceller=cast("Any", SimpleNamespace(cancel=self._cancel)),
             settler=everything,

@@ -23,9 +23,9 @@ from conquiet.processor.handler_runner import HandlerRunner
 from conquiet.processor.job_canceller import JobCanceller
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.ordering import NO_TURN
+from conquiet.processor.parts import ProcessorParts
 from conquiet.processor.policy import Reject, RetryPolicy
 from conquiet.processor.results import ResultWriter
-from conquiet.processor.server_clock import ServerClock
 from conquiet.processor.settings import HandlerSettings, ProcessorSettings
 from conquiet.processor.settler import ProcessorSettler, Step
 from conquiet.processor.unknown_events import UnknownEvents
@@ -52,19 +52,25 @@ class NoPauses:
         return False
 
 
+def the_parts(**settings: Any) -> ProcessorParts:
+    """Return the shared parts, without a server."""
+    return ProcessorParts(
+        client=None,  # type: ignore[arg-type]
+        group="processor",
+        consumer_id="me",
+        keys={"s": keys_of("s")},
+        settings=ProcessorSettings(**settings),
+        emitter=None,  # type: ignore[arg-type]
+        jobs=None,
+        pauses=NoPauses(),  # type: ignore[arg-type]
+    )
+
+
 class Written(ProcessorSettler):
     """Records the settlements that it should store."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(
-            None,  # type: ignore[arg-type]
-            group="processor",
-            consumer_id="me",
-            keys={"s": keys_of("s")},
-            settings=ProcessorSettings(**settings),
-            clock=ServerClock(),
-            jobs=None,
-        )
+        super().__init__(the_parts(**settings))
         self.calls: list[tuple[str, Any]] = []
 
     async def reschedule(
@@ -83,32 +89,22 @@ def execution_of(
 ) -> Execution:
     handler = HandlerSettings(event="pay", function=function, retry=retry or RetryPolicy())
     runners = {"pay": HandlerRunner(handler, [], lambda: None)}  # type: ignore[arg-type, return-value]
-    keys, clock = {"s": keys_of("s")}, ServerClock()
+    parts = the_parts(**settings)
     cancels = CancelWatch(None, group="processor", consumer_id="me")  # type: ignore[arg-type]
     results = ResultWriter(None, max_bytes=1_000)  # type: ignore[arg-type]
-    canceller = JobCanceller(
-        keys=keys,
-        runners=runners,
-        emitter=None,  # type: ignore[arg-type]
-        cancels=cancels,
-        jobs=None,
-        results=results,
-    )
-    unknown = UnknownEvents(runners, keys=keys, settings=ProcessorSettings(**settings), clock=clock, jobs=None)
+    canceller = JobCanceller(parts, runners, cancels=cancels, results=results)
     return Execution(
         runners=runners,
         emitter=None,  # type: ignore[arg-type]
         decoder=EnvelopeDecoder("processor", ForeignGuard(None, None, None)),  # type: ignore[arg-type]
         admission=Admission(
-            keys=keys,
-            clock=clock,
-            pauses=NoPauses(),  # type: ignore[arg-type]
+            parts,
             cancels=cancels,
             canceller=canceller,
             settler=settler,  # type: ignore[arg-type]
-            unknown=unknown,
+            unknown=UnknownEvents(parts, runners),
         ),
-        attempts=AttemptRecorder(keys=keys, jobs=None, results=results, cancels=cancels, canceller=canceller),
+        attempts=AttemptRecorder(parts, results=results, cancels=cancels, canceller=canceller),
         settler=settler,  # type: ignore[arg-type]
         canceller=canceller,
         batching=None,
