@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from conquiet.core.batch_run import BatchRun, Outcome, run_without_loop
 from conquiet.core.batching import BatchSettings, BatchTimes
-from conquiet.core.functions import reject_awaitable, require_arguments, require_plain_function
-from conquiet.errors import ConfigurationError, LeaseLostError, MalformedMessageError
+from conquiet.core.functions import reject_awaitable
+from conquiet.errors import LeaseLostError, MalformedMessageError
 from conquiet.queue.models import QueueMessage
-from conquiet.queue.runner import OnMalformed, sessions_of
+from conquiet.queue.runner import ConsumerRunner
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -37,15 +37,12 @@ class BatchInboxProtocol(Protocol):
         ...
 
 
-class BatchMessageRunner:
-    """Runs one batch handler over the messages of one consumer.
+class BatchMessageRunner(ConsumerRunner):
+    """Runs one batch handler over the messages of one consumer."""
 
-    Attributes:
-        handled: Messages handled so far.
-
-    Raises:
-        ConfigurationError: The handler, the engine or the inbox cannot work. Nothing was read.
-    """
+    _takes = "msgs"
+    _checks_by = "once_many"
+    _inbox: BatchInboxProtocol | None
 
     def __init__(
         self,
@@ -53,23 +50,12 @@ class BatchMessageRunner:
         handler: QueueBatchHandler,
         engine: "Engine",
         settings: BatchSettings,
-        *,
-        on_malformed: OnMalformed | None = None,
-        inbox: BatchInboxProtocol | None = None,
+        **options: Any,
     ) -> None:
-        require_plain_function("handler", handler)
-        require_arguments("handler", handler, "msgs", "session")
-        if inbox is not None and (isinstance(inbox, type) or not callable(getattr(inbox, "once_many", None))):
-            raise ConfigurationError("inbox must be an Inbox(), or another object with once_many(session, msgs)")
-        self._consumer = consumer
-        self._handler = handler
-        self._open_session = sessions_of(engine)
+        super().__init__(consumer, handler, engine, **options)
         self._settings = settings
         self._times = BatchTimes()
-        self._on_malformed = on_malformed
-        self._inbox = inbox
         self._malformed: MalformedMessageError | None = None
-        self.handled = 0
 
     def run(self) -> None:
         """Handle new messages until stopped. See ``QueueConsumer.run_batches``."""
@@ -87,9 +73,7 @@ class BatchMessageRunner:
     def _gather(self) -> list[QueueMessage]:
         """Read up to ``size`` messages: what there is, and what comes soon enough after the first."""
         consumer, size = self._consumer, self._settings.size
-        msgs: list[QueueMessage] = []
-        first = self._read(consumer.config.block_ms, size)
-        msgs += first
+        msgs = self._read(consumer.config.block_ms, size)
         deadline = time.monotonic() + self._times.gathering_s(self._settings.within_s)
         while msgs and len(msgs) < size and self._malformed is None and not consumer.is_stopping:
             left_ms = int((deadline - time.monotonic()) * 1000)

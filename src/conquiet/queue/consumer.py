@@ -9,11 +9,11 @@ See docs/decisions/0010 and 0014.
 
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from conquiet.config import QueueConfig
 from conquiet.core.batching import WITHIN_S, BatchSettings
+from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.deduplicator import Deduplicator
 from conquiet.core.lifecycle import BlockingLifecycle, Health, Status, sleep_unless
 from conquiet.core.log import FactLogger
@@ -23,7 +23,7 @@ from conquiet.queue.batch_runner import BatchInboxProtocol, BatchMessageRunner, 
 from conquiet.queue.models import Backlog, MessageBatch, QueueMessage
 from conquiet.queue.outage import Outage
 from conquiet.queue.redis_streams import LONGEST_SLICE_MS, RedisStreamsQueue, require_config
-from conquiet.queue.runner import MessageRunner, OnMalformed, QueueHandler, outage_of
+from conquiet.queue.runner import MessageRunner, OnMalformed, QueueHandler
 from conquiet.redis_transport.client import SOCKET_TIMEOUT_S, AnyRedis
 from conquiet.redis_transport.errors import is_aborted
 from conquiet.signals import TerminationHandlers, install_termination_handlers
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = FactLogger(__name__)
 
 
-class QueueConsumer:
+class QueueConsumer(ClosedAfterUse):
     """Reads one message at a time. The caller acknowledges each message, except in ``run``.
 
     For one thread. ``stop()`` and ``health()`` may be called from others, and ``stop()`` from a signal handler.
@@ -140,14 +140,6 @@ class QueueConsumer:
             self._handlers.restore()
         self.queue.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     # ------------------------------------------------------------------ one at a time
     def next(self, block_ms: int | None = None) -> QueueMessage | None:
         """Wait for the next new message, for ``config.block_ms`` by default. SPEC(000 §6.1).
@@ -250,7 +242,7 @@ class QueueConsumer:
                 (``InfrastructureError``), keep the message, wait, and run the handler again in a new transaction. Off
                 by default, because SPEC(000) leaves every second attempt to the caller.
         """
-        outage = outage_of(self.config) if recover else None
+        outage = Outage(self.config) if recover else None
         self.run_with(MessageRunner(self, handler, engine, on_malformed=on_malformed, inbox=inbox), outage)
 
     def run_batches(

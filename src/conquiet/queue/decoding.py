@@ -24,6 +24,7 @@ class MessageDecoder:
     def __init__(self, config: QueueConfig) -> None:
         self._stream = config.stream_key
         self._group = config.consumer_group
+        self._about = {"stream": self._stream, "group": self._group}
         self._max_bytes = config.max_payload_bytes
         self._format: EntryFormat | None = format_of(config.decode)
 
@@ -73,48 +74,37 @@ class MessageDecoder:
         return decode_fields(fields, max_bytes=self._max_bytes), fields[1]
 
     def _malformed(self, message_id: str, reason: str, command: str) -> MalformedMessageError:
-        return MalformedMessageError(
+        return self._error(
             f"entry {message_id} of stream {printable(self._stream)!r} is malformed: {reason}. It stays pending in "
             f"group {printable(self._group)!r}; save it elsewhere and acknowledge it with ack_id()",
-            stream=self._stream,
-            group=self._group,
-            command=command,
+            command,
             message_id=message_id,
             reason=reason,
         )
 
     def _all_malformed(self, malformed: list[MalformedMessageError], command: str) -> MalformedMessageError:
-        if len(malformed) == 1:
-            return malformed[0]
         first = malformed[0]
-        return MalformedMessageError(
+        if len(malformed) == 1:
+            return first
+        return self._error(
             f"all {len(malformed)} entries that {command} returned from stream {printable(self._stream)!r} are "
             f"malformed, the first being {first.message_id}: {first.reason}. They stay pending",
-            stream=self._stream,
-            group=self._group,
-            command=command,
+            command,
             message_id=first.message_id,
-            message_ids=tuple(error.message_id for error in malformed if error.message_id is not None),
+            message_ids=tuple(one for error in malformed for one in error.message_ids),
             reason=first.reason,
         )
+
+    def _error(self, problem: str, command: str, **facts: Any) -> MalformedMessageError:
+        return MalformedMessageError(problem, command=command, **self._about, **facts)
 
     def _report_malformed(self, malformed: list[MalformedMessageError]) -> None:
         count_queue(self._stream, "malformed", len(malformed))
         for error in malformed:
-            logger.warning(
-                "malformed entry left pending",
-                stream=self._stream,
-                group=self._group,
-                message_id=error.message_id,
-                reason=error.reason,
-            )
+            facts = {"message_id": error.message_id, "reason": error.reason}
+            logger.warning("malformed entry left pending", **self._about, **facts)
 
     def _report_deleted(self, deleted: list[str]) -> None:
         count_queue(self._stream, "deleted", len(deleted))
-        logger.warning(
-            "pending entries were deleted from the stream",
-            stream=self._stream,
-            group=self._group,
-            message_ids=deleted[:20],
-            count=len(deleted),
-        )
+        facts: dict[str, Any] = {"message_ids": deleted[:20], "count": len(deleted)}
+        logger.warning("pending entries were deleted from the stream", **self._about, **facts)

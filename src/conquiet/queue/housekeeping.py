@@ -30,10 +30,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, Final, Self
 
 from conquiet.core.backoff import Backoff
+from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_text
@@ -49,7 +49,6 @@ from conquiet.queue.retention import Retention, require_retention, warn_of_growt
 from conquiet.queue.stream_progress import StreamProgress, lease_ms, longest_lease_ms
 from conquiet.redis_transport.client import AnyRedis, SyncClient
 from conquiet.redis_transport.client_commands import command_sync
-from conquiet.redis_transport.cluster import topology_of
 from conquiet.redis_transport.errors import ResponseError
 from conquiet.redis_transport.liveness import (
     RELEASE_NAME,
@@ -60,7 +59,7 @@ from conquiet.redis_transport.liveness import (
 from conquiet.redis_transport.replies import consumer_infos, counts_attempts, info_fields, text
 from conquiet.redis_transport.retention_scripts import LIST_NAMES, REMOVE_DEAD_NAMES, TRIM
 from conquiet.redis_transport.scripts import Script
-from conquiet.redis_transport.topology import known_address
+from conquiet.redis_transport.topology import known_address, topology_of
 from conquiet.redis_transport.worker_reports import workers_key
 
 logger = FactLogger(__name__)
@@ -87,7 +86,7 @@ _LIST_NAMES = Script.from_source("list_names", LIST_NAMES, action="listing the c
 _RELEASE = Script.from_source("release", RELEASE_NAME, action="releasing the lease of the housekeeping")
 
 
-class StreamHousekeeper:
+class StreamHousekeeper(ClosedAfterUse):
     """Trim streams and remove names of dead consumers, while any consumer reads them.
 
     ``Processor`` starts one for its streams. For streams of a ``runtime.Consumer`` or a ``QueueConsumer``:
@@ -163,11 +162,6 @@ class StreamHousekeeper:
     def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _begin_close(self, timeout_s: float) -> float:
         self._stopping.set()

@@ -7,6 +7,7 @@ automatic retries, so only ``QueueConsumer.run(recover=True)`` uses this.
 import logging
 import time
 
+from conquiet.config import QueueConfig
 from conquiet.core.backoff import Backoff
 from conquiet.core.log import FactLogger
 
@@ -20,14 +21,13 @@ class Outage:
     """Counts the attempts of one outage. The caller sleeps.
 
     Args:
-        stream: For the log.
-        group: For the log.
-        longest_pause_s: A pause must end before another consumer may claim the message.
+        config: Stream and group for the log. A pause ends before another consumer may claim the message.
     """
 
-    def __init__(self, stream: str, group: str, *, longest_pause_s: float) -> None:
-        self._about = {"stream": stream, "group": group}
-        self._backoff = Backoff(base_s=SHORTEST_PAUSE_S, cap_s=min(LONGEST_PAUSE_S, longest_pause_s), jitter=0.0)
+    def __init__(self, config: QueueConfig) -> None:
+        self._about = {"stream": config.stream_key, "group": config.consumer_group}
+        longest_s = min(LONGEST_PAUSE_S, config.claim_idle_ms / 3000)
+        self._backoff = Backoff(base_s=SHORTEST_PAUSE_S, cap_s=longest_s, jitter=0.0)
         self._attempts = 0
         self._since = 0.0
 

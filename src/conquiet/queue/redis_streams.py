@@ -14,11 +14,9 @@ See docs/decisions/0010 and 0011.
 
 import functools
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from conquiet.config import QueueConfig
-from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_seconds
@@ -41,7 +39,6 @@ from conquiet.redis_transport.cluster_connection import open_connection
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.errors import ResponseError, is_group_there_already
 from conquiet.redis_transport.ids import is_entry_id
-from conquiet.redis_transport.replica_wait import replica_wait_of
 from conquiet.redis_transport.replies import StreamEntry, entries, pending_of, pending_rows, read_entries, text
 from conquiet.redis_transport.retention_scripts import TRIM
 from conquiet.redis_transport.stream_scripts import EXTEND_LEASE
@@ -58,7 +55,7 @@ def require_config(config: object) -> None:
         raise ConfigurationError("config must be a QueueConfig(stream, group, name of this process)")
 
 
-class RedisStreamsQueue(ClosedAfterUse):
+class RedisStreamsQueue(EntryWriter):
     """A stream and a consumer group, as one of the group's consumers.
 
     Every command is sent once, on connections cloned from ``redis``; the client itself is not used.
@@ -85,14 +82,13 @@ class RedisStreamsQueue(ClosedAfterUse):
         self._decoder = MessageDecoder(config)
         prepare_queue_metrics(config.stream_key)
         longest_wait_s = LONGEST_SLICE_MS / 1000
-        self._connection = open_connection(
+        connection = open_connection(
             redis, socket_timeout_s=command_timeout_s + longest_wait_s, longest_wait_s=longest_wait_s
         )
         stream, group = config.stream_key, config.consumer_group
-        self._call = functools.partial(self._connection.call, stream=stream, group=group)
-        self._pipeline = functools.partial(self._connection.pipeline, stream=stream, group=group)
+        super().__init__(stream, connection, max_payload_bytes=config.max_payload_bytes, group=group)
+        self._pipeline = functools.partial(connection.pipeline, stream=stream, group=group)
         self._stale = StaleScan(self._commands, self._call)
-        self._writer = EntryWriter(stream, self._connection, max_payload_bytes=config.max_payload_bytes, group=group)
         try:
             self._ensure_group_exists()
         except BaseException:
@@ -100,50 +96,9 @@ class RedisStreamsQueue(ClosedAfterUse):
             raise
 
     # ------------------------------------------------------------------ life
-    def close(self) -> None:
-        """Close the connections. The caller's client stays open."""
-        self._connection.close()
-
     def abort(self) -> None:
         """Make calls that wait for a reply fail immediately, and later reads. Takes no lock."""
         self._connection.abort()
-
-    # ------------------------------------------------------------------ writing
-    def enqueue(
-        self,
-        payload: dict[str, Any],
-        *,
-        idempotency_key: str | None = None,
-        idempotency_window_s: float = 86_400.0,
-        replicas: int = 0,
-        replicas_timeout_s: float = 1.0,
-    ) -> str:
-        """Add ``payload`` to the stream and return the id of its entry. SPEC(001 §5.3).
-
-        If the reply is lost, ``QueueError.in_doubt`` is true and the entry may be there. A repeated
-        call would then add it twice, unless both calls have the same ``idempotency_key``: a key adds one entry within
-        the window, and every call returns that entry's id. Check and XADD are one step on the server.
-
-        With ``replicas`` the call returns when this many replicas of the server have the entry (WAIT): a fail-over to
-        one of them does not lose it.
-
-        Raises:
-            NotReplicatedError: They have not confirmed it within ``replicas_timeout_s``. The entry is written.
-            PayloadError: The payload is not a JSON object, or the key was used for another payload.
-            ConfigurationError: The window is longer than ten years.
-        """
-        wait = replica_wait_of(replicas, replicas_timeout_s)
-        return self._writer.enqueue(payload, idempotency_key, idempotency_window_s, wait)
-
-    def enqueue_many(
-        self, payloads: Iterable[dict[str, Any]], *, replicas: int = 0, replicas_timeout_s: float = 1.0
-    ) -> list[str]:
-        """Add all payloads in their order, or none of them, and return the ids.
-
-        One step on the server (EVAL), one round trip, at most 10,000 payloads. If one payload is refused, none is sent.
-        ``replicas``: see ``enqueue``.
-        """
-        return self._writer.enqueue_many(payloads, replica_wait_of(replicas, replicas_timeout_s))
 
     # ------------------------------------------------------------------ reading
     def read(self, block_ms: int, count: int = 1) -> MessageBatch:
@@ -165,7 +120,7 @@ class RedisStreamsQueue(ClosedAfterUse):
             return MessageBatch()
         latency_s = time.perf_counter() - started
         batch = self._decoder.batch(read_entries(reply), command="XREADGROUP")
-        observe_queue_read(self.config.stream_key, len(batch), latency_s)
+        observe_queue_read(self._stream, len(batch), latency_s)
         return batch
 
     def recover_own(self, count: int = 100, *, after: str = "0-0") -> MessageBatch:
@@ -181,15 +136,14 @@ class RedisStreamsQueue(ClosedAfterUse):
         found = read_entries(self._call("XREADGROUP", self._commands.read_own(after, count)))
         if not found:
             return MessageBatch()
-        rows = pending_rows(
-            self._call("XPENDING", self._commands.pending_of_own(found[0].id, found[-1].id, len(found)))
-        )
+        own = self._commands.pending_of_own(found[0].id, found[-1].id, len(found))
+        rows = pending_rows(self._call("XPENDING", own))
         gone = [entry.id for entry in found if entry.fields is None]
         if gone:
             self._call("XACK", self._commands.ack_all(gone))
         counts = {row.id: row.deliveries for row in rows}
         batch = self._decoder.batch(found, command="XREADGROUP", counts=counts)
-        count_queue(self.config.stream_key, "recovered", len(batch))
+        count_queue(self._stream, "recovered", len(batch))
         return batch
 
     def count_own(self) -> int:
@@ -219,13 +173,7 @@ class RedisStreamsQueue(ClosedAfterUse):
             False if it is not pending for this consumer any more: acknowledged, or claimed by another consumer. It is
             not claimed back.
         """
-        self._check_same_queue("EVAL", msg)
-        config = self.config
-        kept = self._call(
-            "EVAL",
-            pack("EVAL", EXTEND_LEASE, 1, config.stream_key, config.consumer_group, config.consumer_name, msg.id),
-        )
-        return bool(kept)
+        return bool(self.extend_many([msg]))
 
     def ack_many(self, msgs: Sequence[QueueMessage]) -> None:
         """Acknowledge messages by one XACK; see ``ack``."""
@@ -234,17 +182,17 @@ class RedisStreamsQueue(ClosedAfterUse):
         if not msgs:
             return
         done = int(self._call("XACK", self._commands.ack_all([msg.id for msg in msgs])))
-        count_queue(self.config.stream_key, "acked", done)
+        count_queue(self._stream, "acked", done)
         if done < len(msgs):
-            count_queue(self.config.stream_key, "ack_noop", len(msgs) - done)
+            count_queue(self._stream, "ack_noop", len(msgs) - done)
 
     def extend_many(self, msgs: Sequence[QueueMessage]) -> set[str]:
         """Reset the idle time of messages by one script; return the ids still pending here. See ``extend``."""
         for msg in msgs:
             self._check_same_queue("EVAL", msg)
-        config, ids = self.config, [msg.id for msg in msgs]
-        who = (config.stream_key, config.consumer_group, config.consumer_name)
-        return {text(kept) for kept in self._call("EVAL", pack("EVAL", EXTEND_LEASE, 1, *who, *ids))}
+        owner = (self._stream, self._group, self.config.consumer_name)
+        packed = pack("EVAL", EXTEND_LEASE, 1, *owner, *(msg.id for msg in msgs))
+        return {text(kept) for kept in self._call("EVAL", packed)}
 
     def claim_stale(self, min_idle_ms: int, count: int = 10) -> MessageBatch:
         """Claim at most ``count`` entries that were idle for ``min_idle_ms``. SPEC(001 §5.6).
@@ -274,7 +222,7 @@ class RedisStreamsQueue(ClosedAfterUse):
         found = [*claimed, *(StreamEntry(message_id, None) for message_id in gone)]
         batch = self._decoder.batch(found, command="XCLAIM", counts=counts)
         if batch:
-            observe_queue_claim(self.config.stream_key, len(batch))
+            observe_queue_claim(self._stream, len(batch))
         return batch
 
     # ------------------------------------------------------------------ inspection
@@ -284,7 +232,7 @@ class RedisStreamsQueue(ClosedAfterUse):
 
     def count_done(self) -> int:
         """Return how many entries every group is done with, which a retention would remove. One EVAL."""
-        reply = self._call("EVAL", pack("EVAL", TRIM, 1, self.config.stream_key, "report", 0, 0, 0, ""))
+        reply = self._call("EVAL", pack("EVAL", TRIM, 1, self._stream, "report", 0, 0, 0, ""))
         return int(reply[3]) - int(reply[4])
 
     # ------------------------------------------------------------------ inside
@@ -297,15 +245,11 @@ class RedisStreamsQueue(ClosedAfterUse):
 
     def _ack(self, message_id: str) -> None:
         if self._call("XACK", self._commands.ack(message_id)):
-            observe_queue_ack(self.config.stream_key)
+            observe_queue_ack(self._stream)
         else:
-            count_queue(self.config.stream_key, "ack_noop")
-            logger.info(
-                "acknowledged a message that was not pending",
-                stream=self.config.stream_key,
-                group=self.config.consumer_group,
-                message_id=message_id,
-            )
+            count_queue(self._stream, "ack_noop")
+            about = {"stream": self._stream, "group": self._group, "message_id": message_id}
+            logger.info("acknowledged a message that was not pending", **about)
 
     def _deleted_among(self, ids: set[str]) -> list[str]:
         """Return the deleted ids among the ids that XCLAIM did not return; the others were claimed elsewhere."""
@@ -327,17 +271,9 @@ class RedisStreamsQueue(ClosedAfterUse):
 
     def _check_same_queue(self, command: str, msg: QueueMessage) -> None:
         # Ids of two streams can be equal: on the wrong stream this would acknowledge another entry.
-        if msg.stream != self.config.stream_key or msg.group != self.config.consumer_group:
+        if msg.stream != self._stream or msg.group != self._group:
             raise self._refusal(
                 command,
                 f"was given a message of stream {printable(msg.stream)!r}, group {printable(msg.group)!r}, "
                 "which is not this queue's",
             )
-
-    def _refusal(self, command: str, problem: str) -> QueueError:
-        return QueueError(
-            f"{command} {problem}. Nothing was sent",
-            stream=self.config.stream_key,
-            group=self.config.consumer_group,
-            command=command,
-        )

@@ -10,9 +10,8 @@ is followed by another attempt.
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from conquiet.config import QueueConfig
 from conquiet.core.deduplicator import Deduplicator
 from conquiet.core.functions import reject_awaitable, require_arguments, require_plain_function
 from conquiet.core.log import FactLogger
@@ -38,13 +37,8 @@ QueueHandler = Callable[[QueueMessage, "DbSession"], object]
 OnMalformed = Callable[[MalformedMessageError], None]
 
 
-def outage_of(config: QueueConfig) -> Outage:
-    """Return an outage with pauses that end before another consumer may claim the message."""
-    return Outage(config.stream_key, config.consumer_group, longest_pause_s=config.claim_idle_ms / 3000)
-
-
-class MessageRunner:
-    """Runs one handler over the messages of one consumer.
+class ConsumerRunner:
+    """The arguments of a run, checked before the first read: a mistake must not cost a message.
 
     Attributes:
         handled: Messages handled so far.
@@ -53,27 +47,43 @@ class MessageRunner:
         ConfigurationError: The handler, the engine or the inbox cannot work. Nothing was read.
     """
 
+    _takes = "msg"
+    _checks_by = "once"
+
     def __init__(
         self,
         consumer: "QueueConsumer",
-        handler: QueueHandler,
+        handler: Callable[..., object],
         engine: "Engine",
         *,
         on_malformed: OnMalformed | None = None,
-        inbox: Deduplicator | None = None,
+        inbox: object = None,
     ) -> None:
-        _check(handler, inbox)
+        from conquiet.db.session import DbSession
+
+        require_plain_function("handler", handler)
+        require_arguments("handler", handler, self._takes, "session")
+        if inbox is not None and (isinstance(inbox, type) or not callable(getattr(inbox, self._checks_by, None))):
+            raise ConfigurationError(
+                f"inbox must be an Inbox(), or another object with {self._checks_by}(session, {self._takes})"
+            )
+        DbSession(engine)  # opens nothing, but refuses an unusable engine
+        self._open_session = functools.partial(DbSession, engine)
         self._consumer = consumer
         self._handler = handler
-        self._open_session = sessions_of(engine)
         self._on_malformed = on_malformed
-        self._inbox = inbox
+        self._inbox: Any = inbox
         self.handled = 0
-        self._growth = GrowthWatch()
+
+
+class MessageRunner(ConsumerRunner):
+    """Runs one handler over the messages of one consumer, one at a time."""
+
+    _inbox: Deduplicator | None
 
     def run(self, outage: Outage | None = None) -> None:
         """Handle new messages until stopped; with an ``outage``, own pending ones first. See ``QueueConsumer.run``."""
-        consumer = self._consumer
+        consumer, growth = self._consumer, GrowthWatch()
         if outage is None:
             work = self._handle
             self._warn_of_own_pending()
@@ -90,7 +100,7 @@ class MessageRunner:
                 work(msg)
                 self.handled += 1
                 if self.handled % _GROWTH_EVERY == 0:
-                    self._watch_growth()
+                    self._watch_growth(growth)
 
     def run_claim_stale(self, min_idle_ms: int | None, interval_s: float) -> None:
         """Handle stale messages until stopped. See ``QueueConsumer.run_claim_stale``."""
@@ -130,12 +140,7 @@ class MessageRunner:
     def _warn_of_own_pending(self) -> None:
         """Log the number of messages pending under this consumer's name, which run() does not read. One XPENDING."""
         config = self._consumer.config
-        try:
-            count = self._consumer.queue.count_own()
-        except QueueError as error:
-            if isinstance(error.__cause__, ResponseError):  # e.g. NOPERM for XPENDING: reads may work
-                return
-            raise
+        count = _unless_refused(self._consumer.queue.count_own)
         if count:
             logger.warning(
                 "%(count)s messages are pending under this consumer's name, and run() does not read them; "
@@ -146,15 +151,10 @@ class MessageRunner:
                 count=count,
             )
 
-    def _watch_growth(self) -> None:
+    def _watch_growth(self, growth: GrowthWatch) -> None:
         """Log once if the stream only grows: this consumer removes nothing, and no other program does."""
-        try:
-            done = self._consumer.queue.count_done()
-        except QueueError as error:
-            if isinstance(error.__cause__, ResponseError):  # e.g. NOPERM for XINFO: reads may work
-                return
-            raise
-        if self._growth.observe(done):
+        done = _unless_refused(self._consumer.queue.count_done)
+        if done is not None and growth.observe(done):
             warn_of_growth(self._consumer.config.stream_key, done)
 
     def _handle_through(self, outage: Outage, msg: QueueMessage) -> None:
@@ -196,17 +196,11 @@ class MessageRunner:
         self._on_malformed(error)
 
 
-def _check(handler: QueueHandler, inbox: Deduplicator | None) -> None:
-    """Refuse arguments that would fail after a message was read."""
-    require_plain_function("handler", handler)
-    require_arguments("handler", handler, "msg", "session")
-    if inbox is not None and (isinstance(inbox, type) or not callable(getattr(inbox, "once", None))):
-        raise ConfigurationError("inbox must be an Inbox(), or another object with once(session, msg)")
-
-
-def sessions_of(engine: "Engine") -> "Callable[[], DbSession]":
-    """Return a factory of sessions. Called before the first read: a missing dependency must not cost a message."""
-    from conquiet.db.session import DbSession
-
-    DbSession(engine)  # opens nothing, but refuses an unusable engine
-    return functools.partial(DbSession, engine)
+def _unless_refused(count: Callable[[], int]) -> int | None:
+    """Return a count of the server; None if it refuses to count, e.g. NOPERM for XPENDING: reads may work."""
+    try:
+        return count()
+    except QueueError as error:
+        if isinstance(error.__cause__, ResponseError):
+            return None
+        raise

@@ -4,20 +4,21 @@
 """
 
 from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.deduplicator import Deduplicator
 from conquiet.core.lifecycle import Health, Lifecycle
 from conquiet.errors import ConfigurationError
 from conquiet.queue.consumer import QueueConsumer
-from conquiet.queue.runner import MessageRunner, OnMalformed, QueueHandler, outage_of
+from conquiet.queue.outage import Outage
+from conquiet.queue.runner import MessageRunner, OnMalformed, QueueHandler
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
 
-class QueueWorker:
+class QueueWorker(ClosedAfterUse):
     """Runs ``consumer.run`` with a handler, an engine and an inbox.
 
     ``run()`` blocks its thread. ``stop()`` and ``health()`` may be called from other threads, and ``stop()`` from a
@@ -52,7 +53,7 @@ class QueueWorker:
             raise ConfigurationError("consumer must be a QueueConsumer(redis, config)")
         self.consumer = consumer
         self._runner = MessageRunner(consumer, handler, engine, on_malformed=on_malformed, inbox=inbox)
-        self._outage = outage_of(consumer.config) if recover else None
+        self._outage = Outage(consumer.config) if recover else None
         self._lifecycle = Lifecycle("this QueueWorker")
 
     @property
@@ -86,11 +87,3 @@ class QueueWorker:
     def abandoned(self) -> int:
         """Always 0: ``run()`` returns only after its handler has ended."""
         return self.consumer.abandoned
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -6,12 +6,12 @@ import pytest
 
 from conquiet.config import QueueConfig
 from conquiet.errors import DatabaseUnavailableError
-from conquiet.queue.runner import outage_of
+from conquiet.queue.outage import Outage
 
 
 def test_a_pause_ends_before_others_may_claim_the_message() -> None:
     """Three pauses fit into the claim time: the message is extended after each of them."""
-    outage = outage_of(QueueConfig("orders", "billing", "me", claim_idle_ms=3_000))
+    outage = Outage(QueueConfig("orders", "billing", "me", claim_idle_ms=3_000))
 
     pauses_s = [outage.failed(DatabaseUnavailableError("away"), "1-0") for _ in range(12)]
 
@@ -21,14 +21,14 @@ def test_a_pause_ends_before_others_may_claim_the_message() -> None:
 
 
 def test_a_pause_is_never_longer_than_ten_seconds() -> None:
-    outage = outage_of(QueueConfig("orders", "billing", "me", claim_idle_ms=3_600_000))
+    outage = Outage(QueueConfig("orders", "billing", "me", claim_idle_ms=3_600_000))
 
     assert max(outage.failed(DatabaseUnavailableError("away"), "1-0") for _ in range(40)) == 10.0
 
 
 def test_the_next_outage_begins_with_a_short_pause_and_is_logged_again(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    outage = outage_of(QueueConfig("orders", "billing", "me"))
+    outage = Outage(QueueConfig("orders", "billing", "me"))
     for _ in range(3):
         outage.failed(DatabaseUnavailableError("away"), "1-0")
 

@@ -1,9 +1,9 @@
-"""Keys of the queue's scripts."""
+"""Scripts of the producer, and their keys."""
 
 import pytest
 from redis.crc import key_slot
 
-from conquiet.queue.scripts import ENQUEUE_ONCE, mark_key
+from conquiet.queue.producer import ENQUEUE_ONCE, mark_key
 from conquiet.redis_transport.stream_scripts import ENQUEUE_MANY
 
 
