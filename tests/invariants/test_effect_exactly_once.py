@@ -384,8 +384,7 @@ def test_every_message_has_its_effect_exactly_once_whatever_dies(
     private_redis: Callable[..., RedisServer],
     private_mysql: Callable[..., MySQLServer],
 ) -> None:
-    each = 100 if TORTURE else 10
-    orders = 20_000 if TORTURE else 1_000
+    each, orders = (100, 20_000) if TORTURE else (5, 500)
     rage_and_compare(make_storm, private_mysql(), private_redis(aof=True), each=each, orders=orders)
 
 

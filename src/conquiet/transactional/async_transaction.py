@@ -21,15 +21,21 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from conquiet.db.commit_status import (
+    END_AFTER_S,
+    PAUSE_S,
+    TIMEOUT_S,
+    CommitStatus,
     NoTransactionId,
     TransactionId,
     after_lost_reply,
     current_transaction,
     failed_transaction,
+    status_of,
 )
 from conquiet.db.dialects import is_postgres
 from conquiet.db.engine_pool import database_address, pool_timeout_hint
@@ -42,7 +48,6 @@ from conquiet.errors import (
     DbWriteError,
     LifecycleError,
 )
-from conquiet.transactional.async_commit_status import resolve_commit_async
 from conquiet.transactional.transaction_guard import ENDED, TransactionGuard
 
 if TYPE_CHECKING:
@@ -55,6 +60,9 @@ _LIMIT_S: Final = 30.0
 
 _CONNECT_LIMIT_S: Final = 5.0
 """Longest wait of a cancelled task for a connection. After that the connection is closed when it arrives."""
+
+_QUERY_LIMIT_S: Final = 10.0
+"""Longest wait for the status of a COMMIT, of one query."""
 
 _TRANSLATED: Final = frozenset({DbErrorKind.CONFLICT, DbErrorKind.LOCK_TIMEOUT}) | UNAVAILABLE
 _TRANSACTION: Final = OperationInfo("the handler's transaction")
@@ -184,6 +192,37 @@ class AsyncTransaction:
             await _finish(_roll_back(connection, error), limit_s=_LIMIT_S, on_late=partial(_disconnect, connection))
         except Exception:  # noqa: BLE001 - the error that brought us here is the one to report
             _disconnect(connection)
+
+
+async def resolve_commit_async(
+    engine: AsyncEngine, transaction: TransactionId, *, timeout_s: float = TIMEOUT_S
+) -> CommitStatus:
+    """Do what ``db.commit_status.resolve_commit`` does. Never raises an error of the database.
+
+    Args:
+        engine: The engine of the lost connection.
+        transaction: The transaction to resolve.
+        timeout_s: Longest wait for the server.
+    """
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    of = engine.sync_engine
+    separate = AsyncEngine(Engine(of.pool.recreate(), of.dialect, of.url, hide_parameters=True))
+    try:
+        while True:
+            waited_s = loop.time() - began
+            try:
+                async with asyncio.timeout(_QUERY_LIMIT_S), separate.connect() as connection:
+                    found = await connection.run_sync(status_of, transaction, end_backend=waited_s > END_AFTER_S)
+            except (SQLAlchemyError, OSError):  # unavailable; TimeoutError is an OSError
+                found = None
+            if found is not None:
+                return found
+            if waited_s > timeout_s:
+                return CommitStatus.UNKNOWN
+            await asyncio.sleep(PAUSE_S)
+    finally:
+        await separate.dispose()
 
 
 async def _roll_back(connection: AsyncConnection, error: BaseException) -> None:

@@ -14,7 +14,8 @@ deadlock, a lost connection) is raised, not attributed to a message.
 See docs/decisions/0044.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -73,7 +74,7 @@ class SyncBatches:
         in_work = False
         try:
             with DbSession(self.source.engine) as db, self._inbox.once_many(db, msgs) as first_time:
-                new = [position for position, is_first in enumerate(first_time) if is_first]
+                new = _positions(first_time)
                 if new:
                     db.before_commit(lambda _: check())
                     in_work = True
@@ -88,10 +89,7 @@ class SyncBatches:
 
     def _search(self, msgs: Sequence[Any], work: Callable[[Any, list[int]], object], check: Check) -> list[Outcome]:
         """Find the messages that fail, in savepoints of one transaction; the others have their effect in it."""
-        with DbSession(self.source.engine) as db, self._inbox.once_many(db, msgs) as first_time:
-            guard = TransactionGuard(db.connection)
-            db.before_commit(lambda _: check())
-            new = [position for position, is_first in enumerate(first_time) if is_first]
+        with self._transaction(msgs, check) as (db, guard, new, outcomes):
             ordinals = count()
 
             async def call(positions: list[int]) -> None:  # never suspends
@@ -106,29 +104,32 @@ class SyncBatches:
                     raise error
 
             try:
-                outcomes = _outcomes_of(msgs, new, run_without_loop(BatchRun(new, call).search()))
+                found = run_without_loop(BatchRun(new, call).search())
             except _TransactionEnded as ended:
                 raise ended.error from ended.error.__cause__
-            failed = [msg for msg, outcome in zip(msgs, outcomes, strict=True) if outcome is not None]
-            if failed:
-                self._inbox.forget(db, failed)
-            guard.allow_commit()
-        return outcomes
+            outcomes.update(zip(new, found, strict=True))
+        return list(outcomes.values())
 
     def run_each(self, msgs: Sequence[Any], work: Callable[[Any, int], object], check: Check) -> list[Outcome]:
         """Run ``work(session, position)`` for each message that has had no effect yet, each in a savepoint."""
-        outcomes: list[Outcome] = [None] * len(msgs)
+        with self._transaction(msgs, check) as (db, _, new, outcomes):
+            for ordinal, position in enumerate(new):
+                outcomes[position] = self._in_savepoint(db, ordinal, position, work)
+        return list(outcomes.values())
+
+    @contextmanager
+    def _transaction(
+        self, msgs: Sequence[Any], check: Check
+    ) -> Iterator[tuple[DbSession, TransactionGuard, list[int], dict[int, Outcome]]]:
+        """Record all messages; yield the new positions, and the outcomes to fill in. Failed messages are forgotten."""
+        outcomes: dict[int, Outcome] = dict.fromkeys(range(len(msgs)))
         with DbSession(self.source.engine) as db, self._inbox.once_many(db, msgs) as first_time:
             guard = TransactionGuard(db.connection)
             db.before_commit(lambda _: check())
-            new = [position for position, is_first in enumerate(first_time) if is_first]
-            for ordinal, position in enumerate(new):
-                outcomes[position] = self._in_savepoint(db, ordinal, position, work)
-            failed = [msgs[position] for position, outcome in enumerate(outcomes) if outcome is not None]
-            if failed:
+            yield db, guard, _positions(first_time), outcomes
+            if failed := _failed(msgs, outcomes):
                 self._inbox.forget(db, failed)
             guard.allow_commit()
-        return outcomes
 
     def _in_savepoint(self, db: DbSession, ordinal: int, what: W, work: Callable[[Any, W], object]) -> Outcome:
         checks = db.checks
@@ -202,7 +203,7 @@ class AsyncBatches:
                 AsyncTransaction(self.source.engine, before_commit=check) as connection,
                 self._inbox.once_many(connection, msgs) as first_time,
             ):
-                new = [position for position, is_first in enumerate(first_time) if is_first]
+                new = _positions(first_time)
                 if new:
                     in_work = True
                     await self.source.in_session(connection, lambda session: _awaited(work(session, new)))
@@ -218,13 +219,7 @@ class AsyncBatches:
         self, msgs: Sequence[Any], work: Callable[[Any, list[int]], Awaitable[object]], check: Check
     ) -> list[Outcome]:
         """See ``SyncBatches._search``."""
-        from conquiet.transactional.async_transaction import AsyncTransaction
-
-        async with (
-            AsyncTransaction(self.source.engine, before_commit=check) as connection,
-            self._inbox.once_many(connection, msgs) as first_time,
-        ):
-            new = [position for position, is_first in enumerate(first_time) if is_first]
+        async with self._transaction(msgs, check) as (connection, new, outcomes):
             ordinals = count()
 
             async def call(positions: list[int]) -> None:
@@ -238,32 +233,36 @@ class AsyncBatches:
                     raise error
 
             try:
-                outcomes = _outcomes_of(msgs, new, await BatchRun(new, call).search())
+                found = await BatchRun(new, call).search()
             except _TransactionEnded as ended:
                 raise ended.error from ended.error.__cause__
-            failed = [msg for msg, outcome in zip(msgs, outcomes, strict=True) if outcome is not None]
-            if failed:
-                await run_in(connection, lambda unit: self._inbox.forget_in(unit, failed))
-        return outcomes
+            outcomes.update(zip(new, found, strict=True))
+        return list(outcomes.values())
 
     async def run_each(
         self, msgs: Sequence[Any], work: Callable[[Any, int], Awaitable[object]], check: Check
     ) -> list[Outcome]:
         """See ``SyncBatches.run_each``. One after the other: they share a connection."""
+        async with self._transaction(msgs, check) as (connection, new, outcomes):
+            for ordinal, position in enumerate(new):
+                outcomes[position] = await self._in_savepoint(connection, ordinal, position, work)
+        return list(outcomes.values())
+
+    @asynccontextmanager
+    async def _transaction(
+        self, msgs: Sequence[Any], check: Check
+    ) -> "AsyncIterator[tuple[AsyncConnection, list[int], dict[int, Outcome]]]":
+        """See ``SyncBatches._transaction``."""
         from conquiet.transactional.async_transaction import AsyncTransaction
 
-        outcomes: list[Outcome] = [None] * len(msgs)
+        outcomes: dict[int, Outcome] = dict.fromkeys(range(len(msgs)))
         async with (
             AsyncTransaction(self.source.engine, before_commit=check) as connection,
             self._inbox.once_many(connection, msgs) as first_time,
         ):
-            new = [position for position, is_first in enumerate(first_time) if is_first]
-            for ordinal, position in enumerate(new):
-                outcomes[position] = await self._in_savepoint(connection, ordinal, position, work)
-            failed = [msgs[position] for position, outcome in enumerate(outcomes) if outcome is not None]
-            if failed:
+            yield connection, _positions(first_time), outcomes
+            if failed := _failed(msgs, outcomes):
                 await run_in(connection, lambda unit: self._inbox.forget_in(unit, failed))
-        return outcomes
 
     async def _in_savepoint(
         self, connection: "AsyncConnection", ordinal: int, what: W, work: Callable[[Any, W], Awaitable[object]]
@@ -328,11 +327,12 @@ def _may_be_of_one(error: Exception, msgs: Sequence[Any]) -> bool:
     return len(msgs) > 1 and not ends_transaction(error)
 
 
-def _outcomes_of(msgs: Sequence[Any], new: list[int], found: list[Outcome]) -> list[Outcome]:
-    outcomes: list[Outcome] = [None] * len(msgs)
-    for position, outcome in zip(new, found, strict=True):
-        outcomes[position] = outcome
-    return outcomes
+def _positions(first_time: list[bool]) -> list[int]:
+    return [position for position, is_first in enumerate(first_time) if is_first]
+
+
+def _failed(msgs: Sequence[Any], outcomes: Mapping[int, Outcome]) -> list[Any]:
+    return [msgs[position] for position, outcome in outcomes.items() if outcome is not None]
 
 
 async def _awaited(work: Awaitable[object]) -> None:

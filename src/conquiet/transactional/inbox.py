@@ -156,10 +156,9 @@ class Inbox:
 
     def cancellation_key(self, msg: Any) -> InboxKey:
         """Return the key of the row that records that a message is cancelled; see ``cancelled_jobs``."""
-        key = key_of(msg, self._key)
-        digest = digest_of(msg, key, compare=self._compare) or b""
+        key, digest = self._entry(msg)
         # Hashed: the id may be as long as the column.
-        return InboxKey(key.source, key.group, f"cancelled:{sha256(key.id.encode() + digest).hexdigest()}")
+        return key._replace(id=f"cancelled:{sha256(key.id.encode() + (digest or b'')).hexdigest()}")
 
     # ------------------------------------------------------------------ one transaction
     def has_row(self, unit: UnitOfWork, key: InboxKey) -> bool:
@@ -168,16 +167,15 @@ class Inbox:
 
     def check(self, unit: UnitOfWork, msg: Any) -> bool:
         """Record the message in a transaction; see ``once``."""
-        key = key_of(msg, self._key)
-        return self.record_entry(unit, key, digest_of(msg, key, compare=self._compare))
+        return self.record_entry(unit, *self._entry(msg))
 
     def check_many(self, unit: UnitOfWork, msgs: Sequence[Any]) -> list[bool]:
         """Record messages in a transaction; see ``once_many``."""
-        entries = []
-        for msg in msgs:
-            key = key_of(msg, self._key)
-            entries.append(InboxEntry(key, digest_of(msg, key, compare=self._compare)))
-        return record_many(self, unit, entries)
+        return record_many(self, unit, [self._entry(msg) for msg in msgs])
+
+    def _entry(self, msg: Any) -> InboxEntry:
+        key = key_of(msg, self._key)
+        return InboxEntry(key, digest_of(msg, key, compare=self._compare))
 
     def forget(self, session: SyncSession, msgs: Sequence[Any]) -> None:
         """Delete the rows that this transaction has written for these messages, after their effect was rolled back."""
@@ -187,8 +185,7 @@ class Inbox:
         """Do what ``forget`` does."""
         written = _written.get(unit.transaction, {}).get(self.table, {})
         for msg in msgs:
-            key = key_of(msg, self._key)
-            digest = digest_of(msg, key, compare=self._compare)
+            key, digest = self._entry(msg)
             others = () if digest is None else (key_of_other(key, digest),)
             for row in (key, *others):
                 if written.pop(row, _ABSENT) is not _ABSENT:
@@ -214,8 +211,7 @@ class Inbox:
         return False
 
     def _contains(self, unit: UnitOfWork, msg: Any) -> bool:
-        key = key_of(msg, self._key)
-        digest = digest_of(msg, key, compare=self._compare)
+        key, digest = self._entry(msg)
         found = self._find(unit, key)
         if found is None or digest is None or is_same(found.digest, digest):
             return found is not None

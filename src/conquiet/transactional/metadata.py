@@ -5,7 +5,7 @@ not use these objects (see ``sql_dialect``).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -37,7 +37,10 @@ _MYSQL_OPTIONS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+_BYTES: Final = LargeBinary()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Types:
     """The column types of one database.
 
@@ -55,17 +58,17 @@ class _Types:
         options: Of the tables.
     """
 
-    short: TypeEngine[Any]
-    id: TypeEngine[Any]
-    digest: TypeEngine[Any]
-    payload: TypeEngine[Any]
-    headers: TypeEngine[Any]
+    short: TypeEngine[Any] = _BYTES
+    id: TypeEngine[Any] = _BYTES
+    digest: TypeEngine[Any] = _BYTES
+    payload: TypeEngine[Any] = _BYTES
+    headers: TypeEngine[Any] = _BYTES
     time: TypeEngine[Any]
     seq: TypeEngine[Any]
     flag: TypeEngine[Any]
     count: TypeEngine[Any]
-    index_prefix: bool
-    options: Mapping[str, Any]
+    index_prefix: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 _MYSQL: Final = _Types(
@@ -81,34 +84,20 @@ _MYSQL: Final = _Types(
     index_prefix=False,
     options=_MYSQL_OPTIONS,
 )
-_BYTES: Final = LargeBinary()
 _TYPES: Final = {
     "mysql": _MYSQL,
     "mariadb": _MYSQL,
     "postgresql": _Types(
-        short=_BYTES,
-        id=_BYTES,
-        digest=_BYTES,
-        payload=_BYTES,
-        headers=_BYTES,
         time=postgresql.TIMESTAMP(timezone=True),
         seq=BigInteger(),
         flag=SmallInteger(),
         count=Integer(),
-        index_prefix=True,
-        options={},
     ),
     "sqlite": _Types(
-        short=_BYTES,
-        id=_BYTES,
-        digest=_BYTES,
-        payload=_BYTES,
-        headers=_BYTES,
         time=Text(),
         seq=Integer(),
         flag=Integer(),
         count=Integer(),
-        index_prefix=True,
         options={"sqlite_autoincrement": True},
     ),
 }

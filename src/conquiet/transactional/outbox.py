@@ -6,11 +6,11 @@
 A message that a handler publishes directly can be sent although its transaction rolls back, or
 lost although it commits. A row cannot.
 
-See docs/decisions/0025.
+One statement writes all rows. See docs/decisions/0024 and 0025.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -23,12 +23,12 @@ from conquiet.core.redaction import printable
 from conquiet.core.validation import require_positive, require_seconds, require_table, require_text
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, DbWriteError
+from conquiet.transactional.batch_sql import bind_messages, outbox_insert_many
 from conquiet.transactional.inbox_keys import MAX_PART_BYTES
 from conquiet.transactional.old_rows import delete_old_rows
-from conquiet.transactional.outbox_batch import OutboxRows
 from conquiet.transactional.payload import MAX_PAYLOAD_BYTES, encode
 from conquiet.transactional.schema import OUTBOX_TABLE, if_missing
-from conquiet.transactional.sql_dialect import SqlDialect, dialect_named, outbox_statements
+from conquiet.transactional.sql_dialect import dialect_named, outbox_statements
 from conquiet.transactional.statements import OutboxStatements
 from conquiet.transactional.unit_of_work import SyncSession, UnitOfWork, run_in, unit_of
 from conquiet.transactional.unserved_targets import overdue_targets
@@ -37,6 +37,12 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 _LISTED: Final = 1_000
+_MAX_ROWS: Final = 1_000
+_MAX_BYTES: Final = 1_000_000
+"""Payload bytes of one statement; in hexadecimal twice as many, below MySQL's smallest ``max_allowed_packet``."""
+
+_Row = tuple[bytes, bytes | None, bytes]
+"""Message id, order key, payload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +140,7 @@ class Outbox:
             PayloadError: The payload cannot be a message.
             ConfigurationError: An argument is wrong, or the target was not declared.
         """
-        return self._message(target, payload, key, event, delay_s, headers)(unit_of(session))
+        return self._rows(target, [payload], [key], event, delay_s, headers).write(unit_of(session))[0]
 
     async def add_async(
         self,
@@ -148,7 +154,7 @@ class Outbox:
         headers: tracing.Headers | None = None,
     ) -> str:
         """Do what ``add`` does, in the transaction of an ``AsyncSession`` or ``AsyncConnection``."""
-        return await run_in(session, self._message(target, payload, key, event, delay_s, headers))
+        return (await run_in(session, self._rows(target, [payload], [key], event, delay_s, headers).write))[0]
 
     def add_many(
         self,
@@ -170,7 +176,7 @@ class Outbox:
             event: See ``add``; of all.
             delay_s: See ``add``; of all.
         """
-        return self._messages(target, payloads, keys, event, delay_s).write(unit_of(session))
+        return self._rows(target, payloads, keys, event, delay_s).write(unit_of(session))
 
     async def add_many_async(
         self,
@@ -183,21 +189,24 @@ class Outbox:
         delay_s: float | None = None,
     ) -> list[str]:
         """Do what ``add_many`` does, in the transaction of an ``AsyncSession`` or ``AsyncConnection``."""
-        return await run_in(session, self._messages(target, payloads, keys, event, delay_s).write)
+        return await run_in(session, self._rows(target, payloads, keys, event, delay_s).write)
 
-    def _messages(
+    def _rows(
         self,
         target: str,
         payloads: Sequence[Mapping[str, Any]],
         keys: Sequence[str | None] | None,
         event: str | None,
         delay_s: float | None,
-    ) -> OutboxRows:
+        headers: tracing.Headers | None = None,
+    ) -> "_Rows":
+        """Check messages and return the rows to write."""
         self.require_target(target)
         if keys is not None and len(keys) != len(payloads):
             raise ConfigurationError(f"there are {len(payloads)} payloads and {len(keys)} keys: give one key for each")
         rows = [
             (
+                # No id that the caller could choose or guess: the receiver's inbox would treat it as a duplicate.
                 uuid4().hex.encode(),
                 None if key is None else _short("key", key),
                 encode(payload, max_bytes=self._max_bytes),
@@ -206,45 +215,9 @@ class Outbox:
         ]
         wait_s = 0.0 if delay_s is None else require_seconds("delay_s", delay_s, zero_allowed=True)
         named = None if event is None else _short("event", event)
-        headers = _encoded_headers(None, target, *(row[0].decode() for row in rows))
-        return OutboxRows(self.table, _short("target", target), named, wait_s, rows, self._wake, headers)
-
-    def _message(
-        self,
-        target: str,
-        payload: Mapping[str, Any],
-        key: str | None,
-        event: str | None,
-        delay_s: float | None,
-        headers: tracing.Headers | None,
-    ) -> Callable[[UnitOfWork], str]:
-        """Check a message and return the function that writes it."""
-        self.require_target(target)
-        # No id that the caller could choose or guess: the receiver's inbox would treat the message as a duplicate.
-        message_id = uuid4().hex
-        binary = {
-            "id": message_id.encode(),
-            "target": _short("target", target),
-            "key": None if key is None else _short("key", key),
-            "event": None if event is None else _short("event", event),
-            "payload": encode(payload, max_bytes=self._max_bytes),
-            "headers": _encoded_headers(headers, target, message_id),
-        }
-        wait_s = 0.0 if delay_s is None else require_seconds("delay_s", delay_s, zero_allowed=True)
-
-        def write(unit: UnitOfWork) -> str:
-            sql = unit.dialect
-            statements = outbox_statements(sql, self.table)
-            # A message that is not due yet wakes no relay: polling finds it in time.
-            statement = statements.insert if wait_s or not self._wake else statements.insert_and_wake
-            binds = {name: sql.bind_binary(value) for name, value in binary.items()}
-            try:
-                unit.execute(statement, {**binds, "free": int(key is None), "later": sql.interval(wait_s)})
-            except DbWriteError as error:
-                raise if_missing(error, self.table) from error.__cause__
-            return message_id
-
-        return write
+        carried = _encoded_headers(headers, target, *(row[0].decode() for row in rows))
+        # A message that is not due yet wakes no relay: polling finds it in time.
+        return _Rows(self.table, _short("target", target), named, wait_s, rows, self._wake and not wait_s, carried)
 
     def require_target(self, target: str) -> None:
         """Raise ``ConfigurationError`` for a target that was not declared."""
@@ -257,8 +230,7 @@ class Outbox:
     # ------------------------------------------------------------------ for operators
     def backlog(self, engine: Engine) -> dict[str, OutboxBacklog]:
         """Return the backlog by target. Reads an index of the whole table: for operators, not for every second."""
-        _, statements = self._sql(engine)
-        with self._session(engine) as session:
+        with self._session(engine) as (session, statements):
             rows = session.fetch_all(statements.backlog)
         return {
             bytes(row["target"]).decode(): OutboxBacklog(
@@ -277,9 +249,8 @@ class Outbox:
 
     def parked(self, engine: Engine, *, limit: int = _LISTED, after: int = 0) -> list[ParkedMessage]:
         """Return parked rows, the oldest first; ``after`` is the ``seq`` of the last row of the page before."""
-        _, statements = self._sql(engine)
         binds = {"limit": require_positive("limit", limit), "after": after}
-        with self._session(engine) as session:
+        with self._session(engine) as (session, statements):
             rows = session.fetch_all(statements.list_parked, binds)
         return [
             ParkedMessage(
@@ -295,8 +266,7 @@ class Outbox:
 
     def unpark(self, engine: Engine, seq: int) -> bool:
         """Make a parked row due again, with all its attempts. False if there is no such row."""
-        _, statements = self._sql(engine)
-        with self._session(engine) as session:
+        with self._session(engine) as (session, statements):
             return session.execute(statements.unpark, {"seq": seq}) > 0
 
     def purge(self, engine: Engine, *, older_than_s: float, batch: int = 1_000, max_batches: int | None = None) -> int:
@@ -312,17 +282,68 @@ class Outbox:
         return delete_old_rows(engine, statement, older_than_s=older_than_s, batch=batch, max_batches=max_batches)
 
     @contextmanager
-    def _session(self, engine: Engine) -> Iterator[DbSession]:
+    def _session(self, engine: Engine) -> Iterator[tuple[DbSession, OutboxStatements]]:
         """Open a session; its errors name the remedy for a missing table."""
         try:
             with DbSession(engine) as session:
-                yield session
+                yield session, outbox_statements(dialect_named(engine.dialect.name), self.table)
         except DbWriteError as error:
             raise if_missing(error, self.table) from error.__cause__
 
-    def _sql(self, engine: Engine) -> tuple[SqlDialect, OutboxStatements]:
-        sql = dialect_named(engine.dialect.name)
-        return sql, outbox_statements(sql, self.table)
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of one target, event and delay: written by one statement, up to a size that servers accept."""
+
+    table: str
+    target: bytes
+    event: bytes | None
+    delay_s: float
+    rows: Sequence[_Row]
+    wake: bool
+    headers: bytes | None
+
+    def write(self, unit: UnitOfWork) -> list[str]:
+        """Write them into a transaction, in their order; return their ids."""
+        statement = outbox_insert_many(unit.dialect, self.table, wake=self.wake)
+        try:
+            for rows in _chunks(self.rows):
+                if statement is None or len(rows) == 1:
+                    self._write_each(unit, rows)
+                else:
+                    unit.execute(statement, {**self._shared(unit), **bind_messages(unit.dialect, rows)})
+        except DbWriteError as error:
+            raise if_missing(error, self.table) from error.__cause__
+        return [row[0].decode() for row in self.rows]
+
+    def _write_each(self, unit: UnitOfWork, rows: Sequence[_Row]) -> None:
+        statements, bind = outbox_statements(unit.dialect, self.table), unit.dialect.bind_binary
+        statement = statements.insert_and_wake if self.wake else statements.insert
+        for message_id, key, payload in rows:
+            own = {"id": bind(message_id), "key": bind(key), "payload": bind(payload), "free": int(key is None)}
+            unit.execute(statement, {**self._shared(unit), **own})
+
+    def _shared(self, unit: UnitOfWork) -> dict[str, Any]:
+        bind = unit.dialect.bind_binary
+        return {
+            "target": bind(self.target),
+            "event": bind(self.event),
+            "headers": bind(self.headers),
+            "later": unit.dialect.interval(self.delay_s),
+        }
+
+
+def _chunks(rows: Sequence[_Row]) -> Iterator[Sequence[_Row]]:
+    chunk: list[_Row] = []
+    size = 0
+    for row in rows:
+        if chunk and (len(chunk) == _MAX_ROWS or size + len(row[2]) > _MAX_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(row)
+        size += len(row[2])
+    if chunk:
+        yield chunk
 
 
 def _encoded_headers(headers: tracing.Headers | None, target: str, *message_ids: str) -> bytes | None:

@@ -5,7 +5,8 @@ Knows no database. The relay decides what is published and settles the rows afte
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from conquiet.core import tracing
@@ -16,7 +17,6 @@ from conquiet.metrics.outages import OutageWatch
 from conquiet.metrics.registry import OUTBOX_UNAVAILABLE_TOTAL
 from conquiet.metrics.safety import count
 from conquiet.transactional.relay_decisions import OutboxMessage, PublishOutcome
-from conquiet.transactional.spans import SendSpans
 from conquiet.transactional.targets import DEFERRED, PUBLISHED, Results, Target
 
 logger = FactLogger(__name__)
@@ -74,10 +74,30 @@ class TargetPublisher:
         try:
             if tracing.active is None:
                 return self._publish(messages, is_forced)
-            with SendSpans(self.name, self._target, messages):
+            with self._spans(tracing.active, messages):
                 return self._publish(messages, is_forced)
         finally:
             self._adjust_batch(messages, time.monotonic() - began)
+
+    @contextmanager
+    def _spans(self, tracer: tracing.Tracing, messages: list[OutboxMessage]) -> Iterator[None]:
+        """Open a span for each message, a child of the span that wrote its row. The messages carry its context on."""
+        system = str(getattr(self._target, "system", "conquiet.outbox"))
+        place = str(getattr(self._target, "stream", None) or getattr(self._target, "queue", None) or self.name)
+        with ExitStack() as stack:
+            for message in messages:
+                span = tracer.send(
+                    system,
+                    place,
+                    event=message.event,
+                    message_id=message.message_id,
+                    headers=message.headers,
+                    parent=message.headers or {},
+                )
+                message.headers = span.headers
+                # Not current: they are siblings. Each ends with the batch.
+                stack.push(span.__exit__)
+            yield
 
     def _publish(self, messages: list[OutboxMessage], is_forced: Callable[[], bool]) -> Results:
         try:

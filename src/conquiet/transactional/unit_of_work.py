@@ -9,10 +9,12 @@
 Driver errors become ``DbWriteError`` here, for every kind of session, raised ``from`` the driver's error.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import TextClause
+from sqlalchemy import TextClause, event
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session
@@ -33,80 +35,82 @@ _POSTGRES = "postgresql"
 _ABOUT = OperationInfo("a statement of the inbox or outbox")
 
 
-class UnitOfWork(Protocol):
-    """One transaction, seen by the inbox and the outbox."""
+class UnitOfWork(ABC):
+    """One transaction, seen by the inbox and the outbox.
+
+    Attributes:
+        engine: The engine of the transaction.
+        dialect: The SQL of its database.
+    """
+
+    __slots__ = ("dialect", "engine")
+
+    def __init__(self, engine: Engine, dialect: SqlDialect) -> None:
+        self.engine = engine
+        self.dialect = dialect
 
     @property
-    def engine(self) -> Engine:
-        """The engine of the transaction."""
-        ...
-
-    @property
-    def dialect(self) -> SqlDialect:
-        """The SQL of its database."""
-        ...
-
-    @property
+    @abstractmethod
     def transaction(self) -> object:
         """An object that lives as long as the transaction; known after the first statement."""
-        ...
 
-    @property
-    def owner(self) -> "DbSession | Connection":
-        """The session or connection that ends the transaction."""
-        ...
+    @abstractmethod
+    def after_commit(self, step: Callable[[], None]) -> None:
+        """Call ``step`` when the transaction commits; never if it rolls back."""
 
+    @abstractmethod
     def execute(self, statement: TextClause, binds: Binds) -> int:
         """Run a statement and return its row count."""
-        ...
+
+    @abstractmethod
+    def fetch_one(self, statement: TextClause, binds: Binds) -> Mapping[str, Any] | None:
+        """Return the only row, or None."""
+
+    @abstractmethod
+    def fetch_all(self, statement: TextClause, binds: Binds) -> Sequence[Mapping[str, Any]]:
+        """Return all rows."""
 
     def insert(self, statement: TextClause, binds: Binds) -> int:
         """Write an inbox row, record the transaction id that the statement returns, and return the row count."""
-        ...
+        if self.dialect.name != _POSTGRES:
+            return self.execute(statement, binds)
+        row = self.fetch_one(statement, binds)
+        if row is None:
+            return 0
+        self._record_id(row)
+        return 1
 
     def insert_many(self, statement: TextClause, binds: Binds) -> set[bytes] | None:
         """Run the statement that reports which inbox rows it wrote; None if it wrote all of them."""
-        ...
+        row = self.fetch_one(statement, binds)
+        assert row is not None  # noqa: S101 - it counts, and always returns a row
+        self._record_id(row)
+        written: str | None = row["written"]
+        return None if written is None else {bytes.fromhex(each) for each in written.split(",")}
 
-    def fetch_one(self, statement: TextClause, binds: Binds) -> Mapping[str, Any] | None:
-        """Return the only row, or None."""
-        ...
-
-    def fetch_all(self, statement: TextClause, binds: Binds) -> Sequence[Mapping[str, Any]]:
-        """Return all rows."""
-        ...
+    @abstractmethod
+    def _record_id(self, row: Mapping[str, Any]) -> None:
+        """Record the id of the transaction, which resolves a lost reply to COMMIT."""
 
 
-class _OfDbSession:
+class _OfDbSession(UnitOfWork):
     """The transaction of a ``DbSession``."""
 
-    __slots__ = ("_session", "dialect", "engine")
+    __slots__ = ("_session",)
 
     def __init__(self, session: DbSession) -> None:
+        super().__init__(session.engine, dialect_named(session.engine.dialect.name))
         self._session = session
-        self.engine = session.engine
-        self.dialect = dialect_named(session.engine.dialect.name)
 
     @property
     def transaction(self) -> object:
         return self._session
 
-    @property
-    def owner(self) -> DbSession:
-        return self._session
+    def after_commit(self, step: Callable[[], None]) -> None:
+        self._session.write_counts.after_commit(step)
 
     def execute(self, statement: TextClause, binds: Binds) -> int:
         return self._session.execute(statement, binds)
-
-    def insert(self, statement: TextClause, binds: Binds) -> int:
-        if self.dialect.name != _POSTGRES:
-            return self.execute(statement, binds)
-        return _record_row(self._session.connection, self.fetch_one(statement, binds))
-
-    def insert_many(self, statement: TextClause, binds: Binds) -> set[bytes] | None:
-        row = self.fetch_one(statement, binds)
-        _record_row(self._session.connection, row)
-        return written_ids(row)
 
     def fetch_one(self, statement: TextClause, binds: Binds) -> Mapping[str, Any] | None:
         return self._session.fetch_one(statement, binds)
@@ -114,41 +118,38 @@ class _OfDbSession:
     def fetch_all(self, statement: TextClause, binds: Binds) -> Sequence[Mapping[str, Any]]:
         return self._session.fetch_all(statement, binds)
 
+    def _record_id(self, row: Mapping[str, Any]) -> None:
+        record_transaction(self._session.connection, row)
 
-class _OfConnection:
+
+class _OfConnection(UnitOfWork):
     """The transaction that is open on a connection, or that its first statement begins."""
 
-    __slots__ = ("_connection", "dialect", "engine")
+    __slots__ = ("_connection",)
 
     def __init__(self, connection: Connection) -> None:
         _refuse_autocommit(connection)
+        super().__init__(connection.engine, dialect_named(connection.dialect.name, connection.dialect.driver))
         self._connection = connection
-        self.engine = connection.engine
-        self.dialect = dialect_named(connection.dialect.name, connection.dialect.driver)
 
     @property
     def transaction(self) -> object:
         return self._connection.get_transaction()
 
-    @property
-    def owner(self) -> Connection:
-        return self._connection
+    def after_commit(self, step: Callable[[], None]) -> None:
+        """Call ``step`` at SQLAlchemy's event, just before COMMIT is sent."""
+        steps = _at_commit.get(self._connection)
+        if steps is None:
+            steps = _at_commit[self._connection] = []
+            event.listen(self._connection, "commit", _committed)
+            event.listen(self._connection, "rollback", _rolled_back)
+        steps.append(step)
 
     def execute(self, statement: TextClause, binds: Binds) -> int:
         try:
             return self._connection.execute(statement, binds).rowcount
         except SQLAlchemyError as error:
             raise as_write_error(error, _ABOUT) from error
-
-    def insert(self, statement: TextClause, binds: Binds) -> int:
-        if self.dialect.name != _POSTGRES:
-            return self.execute(statement, binds)
-        return _record_row(self._connection, self.fetch_one(statement, binds))
-
-    def insert_many(self, statement: TextClause, binds: Binds) -> set[bytes] | None:
-        row = self.fetch_one(statement, binds)
-        _record_row(self._connection, row)
-        return written_ids(row)
 
     def fetch_one(self, statement: TextClause, binds: Binds) -> Mapping[str, Any] | None:
         try:
@@ -163,19 +164,22 @@ class _OfConnection:
         except SQLAlchemyError as error:
             raise as_write_error(error, _ABOUT) from error
 
-
-def _record_row(connection: Connection, row: Mapping[str, Any] | None) -> int:
-    if row is None:
-        return 0
-    record_transaction(connection, row)
-    return 1
+    def _record_id(self, row: Mapping[str, Any]) -> None:
+        record_transaction(self._connection, row)
 
 
-def written_ids(row: Mapping[str, Any] | None) -> set[bytes] | None:
-    """Return the ids of the rows that a statement reports as written; None if all of them were."""
-    assert row is not None  # noqa: S101 - it counts, and always returns a row
-    written: str | None = row["written"]
-    return None if written is None else {bytes.fromhex(each) for each in written.split(",")}
+_at_commit: WeakKeyDictionary[Connection, list[Callable[[], None]]] = WeakKeyDictionary()
+
+
+def _committed(connection: Connection) -> None:
+    steps = _at_commit.get(connection, [])
+    for step in steps:
+        step()
+    steps.clear()
+
+
+def _rolled_back(connection: Connection) -> None:
+    _at_commit.get(connection, []).clear()
 
 
 def unit_of(session: object) -> UnitOfWork:

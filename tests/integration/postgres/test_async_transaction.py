@@ -9,8 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from conquiet.errors import CommitUnknownError, ConflictError, DatabaseUnavailableError, DbWriteError
 from conquiet.testing import FaultProxy
-from conquiet.transactional.async_commit_status import resolve_commit_async
-from conquiet.transactional.async_transaction import AsyncTransaction
+from conquiet.transactional.async_transaction import AsyncTransaction, resolve_commit_async
 
 INSERT = text("INSERT INTO orders (id) VALUES (1)")
 Count = Callable[[], int]

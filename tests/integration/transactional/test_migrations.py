@@ -11,8 +11,8 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Engine, create_engine, inspect, text
 
 from conquiet.errors import ConfigurationError
+from conquiet.management.doctor.database import examine_schema
 from conquiet.management.doctor.findings import Severity
-from conquiet.management.doctor.schema import examine_schema
 from conquiet.transactional import (
     SCHEMA_VERSION,
     Outbox,

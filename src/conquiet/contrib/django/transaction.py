@@ -36,8 +36,8 @@ from conquiet.core.functions import is_coroutine_function, reject_awaitable
 from conquiet.db.errors import OperationInfo, as_write_error
 from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError
 from conquiet.transactional.session_source import SyncSource
-from conquiet.transactional.sql_dialect import SqlDialect, dialect_named
-from conquiet.transactional.unit_of_work import written_ids
+from conquiet.transactional.sql_dialect import dialect_named
+from conquiet.transactional.unit_of_work import UnitOfWork
 
 if TYPE_CHECKING:
     from conquiet.app.application import App
@@ -146,17 +146,13 @@ class DjangoSource(SyncSource):
             return work(DjangoTransaction())
 
 
-class _OfDjango:
+class _OfDjango(UnitOfWork):
     """A Django transaction as a ``UnitOfWork``."""
 
     def __init__(self, connection: Any) -> None:
+        database: Any = _database_of(connection.alias)  # identifies the database
+        super().__init__(database, dialect_named(connection.vendor))
         self._connection = connection
-        self.dialect: SqlDialect = dialect_named(connection.vendor)
-
-    @property
-    def engine(self) -> Any:
-        """An object that identifies the database."""
-        return _database_of(self._connection.alias)
 
     @property
     def transaction(self) -> object:
@@ -178,9 +174,8 @@ class _OfDjango:
         """See ``UnitOfWork``."""
         return self.execute(statement, binds)
 
-    def insert_many(self, statement: TextClause, binds: Mapping[str, Any]) -> set[bytes] | None:
-        """See ``UnitOfWork``."""
-        return written_ids(self.fetch_one(statement, binds))
+    def _record_id(self, row: Mapping[str, Any]) -> None:
+        """Do nothing: Django sends the COMMIT, and does not resolve a lost reply."""
 
     def fetch_one(self, statement: TextClause, binds: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return the first row, or None."""
