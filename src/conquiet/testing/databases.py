@@ -4,48 +4,50 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit, urlunsplit
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _NO_SUCH_THREAD = 1094
 _LOCK_WAIT_S = 20
 
 
-def create_database(server_url: str, name: str) -> str:
-    """Create ``name`` (utf8mb4) and return ``server_url`` with it as the database."""
-    execute(server_url, [f"CREATE DATABASE {quoted(name)} CHARACTER SET utf8mb4"])
-    return urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
+class HasUrl(Protocol):
+    """A server with a URL."""
+
+    @property
+    def url(self) -> str:
+        """The URL of the server."""
+        ...
 
 
-def drop_database(server_url: str, name: str) -> None:
-    """Drop ``name`` if it exists, closing the connections that still use it.
+class MySQLDatabases:
+    """The databases of a server."""
 
-    A test that leaks an open transaction would otherwise block the drop for as long as the server waits for a
-    metadata lock, which on MariaDB is a day.
-    """
-    import pymysql
+    def create_database(self: HasUrl, name: str) -> str:
+        """Create a database (utf8mb4) and return its URL."""
+        with closing(_connect(self.url)) as connection, connection.cursor() as cursor:
+            cursor.execute(f"CREATE DATABASE {quoted(name)} CHARACTER SET utf8mb4")
+        return urlunsplit(urlsplit(self.url)._replace(path=f"/{name}"))
 
-    with closing(_connect(server_url)) as connection, connection.cursor() as cursor:
-        cursor.execute(f"SET SESSION lock_wait_timeout = {_LOCK_WAIT_S}")
-        cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", (name,))
-        for (thread,) in cursor.fetchall():
-            try:
-                cursor.execute(f"KILL {int(thread)}")
-            except pymysql.MySQLError as error:
-                if error.args[0] != _NO_SUCH_THREAD:  # it may have ended meanwhile
-                    raise
-        cursor.execute(f"DROP DATABASE IF EXISTS {quoted(name)}")
+    def drop_database(self: HasUrl, name: str) -> None:
+        """Drop a database if it exists, closing the connections that still use it.
 
+        A test that leaks an open transaction would otherwise block the drop for as long as the server waits for a
+        metadata lock, which on MariaDB is a day.
+        """
+        import pymysql
 
-def execute(server_url: str, statements: Sequence[str]) -> None:
-    """Run statements in order on a new connection, without a database selected."""
-    with closing(_connect(server_url)) as connection, connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
+        with closing(_connect(self.url)) as connection, connection.cursor() as cursor:
+            cursor.execute(f"SET SESSION lock_wait_timeout = {_LOCK_WAIT_S}")
+            cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", (name,))
+            for (thread,) in cursor.fetchall():
+                try:
+                    cursor.execute(f"KILL {int(thread)}")
+                except pymysql.MySQLError as error:
+                    if error.args[0] != _NO_SUCH_THREAD:  # it may have ended meanwhile
+                        raise
+            cursor.execute(f"DROP DATABASE IF EXISTS {quoted(name)}")
 
 
 def quoted(name: str) -> str:

@@ -12,8 +12,10 @@ from typing import NoReturn
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from conquiet.rabbitmq_api import RabbitApi, with_vhost
-from conquiet.testing import databases, handshakes, postgres_databases
+from conquiet.testing import handshakes
+from conquiet.testing.databases import MySQLDatabases
 from conquiet.testing.errors import ServerNotOwnedError
+from conquiet.testing.postgres_databases import PostgresDatabases, server_version
 
 REDIS_URL_VARIABLE = "CONQUIET_TEST_REDIS_URL"
 DB_URL_VARIABLE = "CONQUIET_TEST_DB_URL"
@@ -120,7 +122,7 @@ class ExternalRedis(ExternalServer):
         return connection
 
 
-class ExternalMySQL(ExternalServer):
+class ExternalMySQL(MySQLDatabases, ExternalServer):
     """A MySQL or MariaDB given by URL. Its user must be allowed to create databases.
 
     Args:
@@ -134,16 +136,8 @@ class ExternalMySQL(ExternalServer):
         self.version = handshakes.mysql_version(handshakes.connect_tcp(self.host, self.port))
         self.name = "mariadb" if "mariadb" in self.version.lower() else "mysql"
 
-    def create_database(self, name: str) -> str:
-        """Create a database and return its URL."""
-        return databases.create_database(self.url, name)
 
-    def drop_database(self, name: str) -> None:
-        """Drop a database that a test created."""
-        databases.drop_database(self.url, name)
-
-
-class ExternalPostgres(ExternalServer):
+class ExternalPostgres(PostgresDatabases, ExternalServer):
     """A PostgreSQL given by URL. Its user must be allowed to create databases.
 
     Args:
@@ -155,15 +149,7 @@ class ExternalPostgres(ExternalServer):
     def __init__(self, url: str) -> None:
         super().__init__(url, POSTGRES_URL_VARIABLE)
         self.name = "postgresql"
-        self.version = postgres_databases.server_version(url)
-
-    def create_database(self, name: str) -> str:
-        """Create a database and return its URL."""
-        return postgres_databases.create_database(self.url, name)
-
-    def drop_database(self, name: str) -> None:
-        """Drop a database that a test created."""
-        postgres_databases.drop_database(self.url, name)
+        self.version = server_version(url)
 
 
 class ExternalRabbitMQ(ExternalServer):

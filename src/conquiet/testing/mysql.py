@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, ClassVar
 
-from conquiet.testing import databases, discovery, handshakes
+from conquiet.testing import discovery, handshakes
+from conquiet.testing.databases import MySQLDatabases
 from conquiet.testing.discovery import MySQLFlavour
 from conquiet.testing.process import PrivateServer, ServerCommand
 
@@ -34,7 +35,7 @@ _BY_FLAVOUR = {
 }
 
 
-class MySQLServer(PrivateServer):
+class MySQLServer(MySQLDatabases, PrivateServer):
     """mariadbd or mysqld with a root user without a password and one empty database, ``conquiet``.
 
     Args:
@@ -76,14 +77,6 @@ class MySQLServer(PrivateServer):
         """Path of the Unix socket."""
         return self.folder / "mysql.sock"
 
-    def create_database(self, name: str) -> str:
-        """Create a database and return its URL."""
-        return databases.create_database(self.url, name)
-
-    def drop_database(self, name: str) -> None:
-        """Drop a database, closing the connections that still use it."""
-        databases.drop_database(self.url, name)
-
     def _prepare(self) -> None:
         (self.folder / "tmp").mkdir()
         self._init_file.write_text(f"CREATE DATABASE IF NOT EXISTS {DATABASE} CHARACTER SET utf8mb4;\n")
@@ -112,12 +105,8 @@ class MySQLServer(PrivateServer):
         version = handshakes.mysql_version(
             handshakes.connect_unix(self.unix_socket, timeout_s=handshakes.PROBE_TIMEOUT_S)
         )
-        handshakes.mysql_version(handshakes.connect_tcp(self.host, self.port, timeout_s=handshakes.PROBE_TIMEOUT_S))
+        handshakes.mysql_version(self._probe_tcp())
         return version
-
-    @property
-    def _data(self) -> Path:
-        return self.folder / "data"
 
     @property
     def _init_file(self) -> Path:

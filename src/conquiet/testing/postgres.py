@@ -7,8 +7,9 @@ import shutil
 import signal
 from typing import TYPE_CHECKING, ClassVar
 
-from conquiet.testing import discovery, handshakes, postgres_databases
+from conquiet.testing import discovery, handshakes
 from conquiet.testing.errors import ServerStartError
+from conquiet.testing.postgres_databases import PostgresDatabases, execute
 from conquiet.testing.process import PrivateServer, ServerCommand
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _SETTINGS = {
 _ACCOUNTS = ("postgres", "nobody")
 
 
-class PostgresServer(PrivateServer):
+class PostgresServer(PostgresDatabases, PrivateServer):
     """postgres with a superuser ``postgres`` that needs no password, and one empty database, ``postgres``.
 
     Started by root it runs as the account ``postgres``, or as an unprivileged one: the server refuses to run as root.
@@ -69,14 +70,6 @@ class PostgresServer(PrivateServer):
         """Path of the Unix socket."""
         return self.folder / f".s.PGSQL.{self.port}"
 
-    def create_database(self, name: str) -> str:
-        """Create a database and return its URL."""
-        return postgres_databases.create_database(self.url, name)
-
-    def drop_database(self, name: str) -> None:
-        """Drop a database, closing the connections that still use it."""
-        postgres_databases.drop_database(self.url, name)
-
     # ------------------------------------------------------------------ replication
     def follow(self, primary: PostgresServer) -> None:
         """Become a streaming replica of another server: delete the data, copy the data of that server, and start again.
@@ -94,7 +87,7 @@ class PostgresServer(PrivateServer):
 
     def promote(self) -> None:
         """Let a replica become a primary, and return once it accepts writes."""
-        postgres_databases.execute(self.url, "SELECT pg_promote(true, 60)")
+        execute(self.url, "SELECT pg_promote(true, 60)")
 
     def _prepare(self) -> None:
         if self._account is not None:
@@ -118,17 +111,11 @@ class PostgresServer(PrivateServer):
         version = handshakes.postgres_version(
             handshakes.connect_unix(self.unix_socket, timeout_s=handshakes.PROBE_TIMEOUT_S), USER, DATABASE
         )
-        handshakes.postgres_version(
-            handshakes.connect_tcp(self.host, self.port, timeout_s=handshakes.PROBE_TIMEOUT_S), USER, DATABASE
-        )
+        handshakes.postgres_version(self._probe_tcp(), USER, DATABASE)
         return version
 
     def _as_account(self, argv: Sequence[str]) -> ServerCommand:
         return ServerCommand(tuple(argv), {"LC_ALL": "C"}, self._account)
-
-    @property
-    def _data(self) -> Path:
-        return self.folder / "data"
 
 
 def _account() -> tuple[int, int] | None:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
+
+if TYPE_CHECKING:
+    from conquiet.testing.databases import HasUrl
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 
-def create_database(server_url: str, name: str) -> str:
-    """Create ``name`` (UTF-8) and return ``server_url`` with it as the database."""
-    execute(server_url, f"CREATE DATABASE {quoted(name)} TEMPLATE template0 ENCODING 'UTF8'")
-    return urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
+class PostgresDatabases:
+    """The databases of a server."""
 
+    def create_database(self: HasUrl, name: str) -> str:
+        """Create a database (UTF-8) and return its URL."""
+        execute(self.url, f"CREATE DATABASE {quoted(name)} TEMPLATE template0 ENCODING 'UTF8'")
+        return urlunsplit(urlsplit(self.url)._replace(path=f"/{name}"))
 
-def drop_database(server_url: str, name: str) -> None:
-    """Drop ``name`` if it exists, closing the connections that still use it."""
-    execute(server_url, f"DROP DATABASE IF EXISTS {quoted(name)} WITH (FORCE)")
+    def drop_database(self: HasUrl, name: str) -> None:
+        """Drop a database if it exists, closing the connections that still use it."""
+        execute(self.url, f"DROP DATABASE IF EXISTS {quoted(name)} WITH (FORCE)")
 
 
 def quoted(name: str) -> str:

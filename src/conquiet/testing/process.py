@@ -21,14 +21,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
+from conquiet.testing import handshakes
 from conquiet.testing.errors import ServerStartError, ServerStateError
 from conquiet.testing.ports import free_port
 from conquiet.testing.supervisor_client import ProcessReport, SupervisorClient, pause_between_polls
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Mapping
     from pathlib import Path
-    from types import TracebackType
     from typing import Self
 
 _PORT_ATTEMPTS = 4
@@ -221,15 +222,21 @@ class PrivateServer(ABC):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._status.value} port={self._port} version={self._version or '?'}>"
 
     # ------------------------------------------------------------------ internal
+    @property
+    def _data(self) -> Path:
+        return self.folder / "data"
+
+    def _probe_tcp(self) -> socket.socket:
+        """Return a connection to the port, for a probe."""
+        return handshakes.connect_tcp(self.host, self.port, timeout_s=handshakes.PROBE_TIMEOUT_S)
+
     def _launch(self, *, retry_on_taken_port: bool) -> bool:
         """Run the command and wait for a reply. Return False only if the port was taken and may be changed."""
         command = self._command()

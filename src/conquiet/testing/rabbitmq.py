@@ -147,9 +147,7 @@ class RabbitMQServer(PrivateServer):
         }
 
     def _probe(self) -> str:
-        version = handshakes.amqp_version(
-            handshakes.connect_tcp(self.host, self.port, timeout_s=handshakes.PROBE_TIMEOUT_S)
-        )
+        version = handshakes.amqp_version(self._probe_tcp())
         # The port alone does not prove that our node replies; the node's name does.
         overview = self.api("GET", "/api/overview")
         if overview["node"] != self._node:

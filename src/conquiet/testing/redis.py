@@ -110,5 +110,5 @@ class RedisServer(PrivateServer):
     def _probe(self) -> str:
         with self._connect(handshakes.PROBE_TIMEOUT_S) as connection:
             self._name, version = handshakes.redis_identity(connection)
-        handshakes.connect_tcp(self.host, self.port, timeout_s=handshakes.PROBE_TIMEOUT_S).close()
+        self._probe_tcp().close()
         return version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from conquiet.testing.external import (
     DB_URL_VARIABLE,
@@ -15,6 +15,7 @@ from conquiet.testing.external import (
     ExternalPostgres,
     ExternalRabbitMQ,
     ExternalRedis,
+    ExternalServer,
 )
 from conquiet.testing.mysql import MySQLServer
 from conquiet.testing.postgres import PostgresServer
@@ -23,10 +24,12 @@ from conquiet.testing.redis import RedisServer
 from conquiet.testing.redis_cluster import RedisClusterServer
 
 if TYPE_CHECKING:
-    from conquiet.testing.discovery import MySQLFlavour
-    from conquiet.testing.process import PrivateServer
+    from collections.abc import Callable
 
-S = TypeVar("S", bound="PrivateServer")
+    from conquiet.testing.discovery import MySQLFlavour
+
+P = TypeVar("P", RedisServer, RedisClusterServer, MySQLServer, PostgresServer, RabbitMQServer)
+E = TypeVar("E", bound=ExternalServer)
 
 SharedRedis = RedisServer | ExternalRedis
 SharedMySQL = MySQLServer | ExternalMySQL
@@ -45,57 +48,39 @@ class SharedServers:
     def __init__(self) -> None:
         self.used: list[str] = []
         self._stack = ExitStack()
-        self._redis: SharedRedis | None = None
-        self._redis_cluster: RedisClusterServer | None = None
-        self._mysql: dict[MySQLFlavour | None, SharedMySQL] = {}
-        self._postgres: SharedPostgres | None = None
-        self._rabbitmq: SharedRabbitMQ | None = None
+        self._started: dict[object, Any] = {}
 
     def redis(self) -> SharedRedis:
         """Return the Redis server of the run."""
-        if self._redis is None:
-            url = os.environ.get(REDIS_URL_VARIABLE)
-            self._redis = ExternalRedis(url) if url else self.own(RedisServer())
-            self.record(self._redis)
-        return self._redis
+        return self._shared(RedisServer, ExternalRedis, REDIS_URL_VARIABLE)
 
     def redis_cluster(self) -> RedisClusterServer:
         """Return the Redis Cluster of the run."""
-        if self._redis_cluster is None:
-            self._redis_cluster = RedisClusterServer().start()
-            self._stack.callback(self._redis_cluster.stop)
-            self.record(self._redis_cluster)
-        return self._redis_cluster
+        return self._shared(RedisClusterServer)
 
     def mysql(self, flavour: MySQLFlavour | None) -> SharedMySQL:
         """Return the server of that flavour. Both may run concurrently: tests run in any order."""
-        if flavour not in self._mysql:
-            url = os.environ.get(DB_URL_VARIABLE)
-            server = ExternalMySQL(url) if url else self.own(MySQLServer(flavour=flavour))
-            self._mysql[flavour] = server
-            self.record(server)
-        return self._mysql[flavour]
+        return self._shared(MySQLServer, ExternalMySQL, DB_URL_VARIABLE, flavour=flavour)
 
     def postgres(self) -> SharedPostgres:
         """Return the PostgreSQL server of the run."""
-        if self._postgres is None:
-            url = os.environ.get(POSTGRES_URL_VARIABLE)
-            self._postgres = ExternalPostgres(url) if url else self.own(PostgresServer())
-            self.record(self._postgres)
-        return self._postgres
+        return self._shared(PostgresServer, ExternalPostgres, POSTGRES_URL_VARIABLE)
 
     def rabbitmq(self) -> SharedRabbitMQ:
         """Return the RabbitMQ server of the run."""
-        if self._rabbitmq is None:
-            url = os.environ.get(RABBIT_URL_VARIABLE)
-            self._rabbitmq = ExternalRabbitMQ(url) if url else self.own(RabbitMQServer())
-            self.record(self._rabbitmq)
-        return self._rabbitmq
+        return self._shared(RabbitMQServer, ExternalRabbitMQ, RABBIT_URL_VARIABLE)
 
-    def own(self, server: S) -> S:
-        """Start a server that :meth:`stop` will stop."""
-        server.start()
-        self._stack.callback(server.stop)
+    def _shared(
+        self, private: Callable[..., P], external: Callable[[str], E] | None = None, variable: str = "", **options: Any
+    ) -> P | E:
+        """Return a server of the run: given by the URL in the variable, or private and ended by :meth:`stop`."""
+        key = (private, *options.values())
+        if key not in self._started:
+            url = os.environ.get(variable)
+            started: Any = external(url) if url and external else self._stack.enter_context(private(**options))
+            self.record(started)
+            self._started[key] = started
+        server: P | E = self._started[key]
         return server
 
     def record(self, server: SharedRedis | RedisClusterServer | SharedMySQL | SharedPostgres | SharedRabbitMQ) -> None:
