@@ -17,6 +17,15 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 CONQUIET = Path(sys.executable).with_name("conquiet")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def without_coverage_in_subprocesses() -> Iterator[None]:
+    """Start commands unmeasured: coverage adds 65 % to their time, and many of them are killed before they save it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"):
+            patch.delenv(name, raising=False)
+        yield
+
+
 def environment(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CONQUIET_")}
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):

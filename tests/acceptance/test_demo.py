@@ -35,16 +35,13 @@ def home() -> Iterator[Path]:
 def start(command: Path, clean_environment: Callable[..., dict[str, str]], home: Path) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
-    def begin(*words: str, by_make: bool = False, with_coverage: bool = True, **more: Any) -> "subprocess.Popen[str]":
+    def begin(*words: str, by_make: bool = False, **more: Any) -> "subprocess.Popen[str]":
         options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} | more
         # Installed targets are taken as they are (-o): no set-up in the middle of a test.
         argv = ["make", "--no-print-directory", "-C", str(ROOT), "-o", ".venv/.ready", "demo"]
         environment = clean_environment(
             TMPDIR=str(home), TERM="xterm", MAKEFLAGS="", MAKELEVEL="0", ARGS="", PYTHONFAULTHANDLER="1"
         )
-        if not with_coverage:
-            for name in ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"):
-                environment.pop(name, None)
         process: subprocess.Popen[str] = subprocess.Popen(
             argv if by_make else [command, "demo", *words],
             env=environment,
@@ -139,8 +136,7 @@ def test_on_a_terminal_it_is_live_and_ends_with_the_summary(start: Start, home: 
     [("orders enqueued", signal.SIGINT), ("worker processes", signal.SIGTERM), ("killed with", signal.SIGINT)],
 )
 def test_a_signal_at_any_moment_cleans_up(start: Start, home: Path, moment: str, signum: signal.Signals) -> None:
-    """Coverage is not measured: an exception out of a signal handler may leave the lock of its collector taken."""
-    process = start("--orders", "3000", "--workers", "1", with_coverage=False)
+    process = start("--orders", "3000", "--workers", "1")
     read_until(process, moment)
 
     process.send_signal(signum)

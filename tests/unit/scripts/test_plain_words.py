@@ -46,6 +46,7 @@ def phrases() -> dict[str, list[str]]:
     return places
 
 
+@pytest.mark.xdist_group("phrases")  # they share the search, which takes seconds
 @pytest.mark.parametrize("kind", plain_words.PHRASES)
 def test_mannered_phrases_do_not_grow(phrases: dict[str, list[str]], kind: str) -> None:
     assert len(phrases[kind]) <= plain_words.PHRASES[kind].limit, "\n".join(phrases[kind])
