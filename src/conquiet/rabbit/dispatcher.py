@@ -13,7 +13,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from conquiet.core.functions import is_coroutine_function
 from conquiet.core.log import FactLogger
@@ -79,7 +79,7 @@ class Dispatcher:
         self._unstarted: list[Delivery] = []
         self._workers: SyncerWorkers
         if settings.batches is None:
-            kind: Any = TaskWorkers if is_coroutine_function(syncer) else ThreadWorkers
+            kind: type[SyncerWorkers] = TaskWorkers if is_coroutine_function(syncer) else ThreadWorkers
             self._workers = kind(syncer, pipeline, settings.concurrency, self._on_finished)
         else:
             self._workers = BatchWorkers(syncer, pipeline, settings.concurrency, self._on_finished, settings.batches)
