@@ -33,8 +33,7 @@ from conquiet.rabbit.link_session import Session
 from conquiet.rabbit.loop_stall_monitor import LoopStallMonitor
 from conquiet.rabbit.pipeline import Pipeline
 from conquiet.rabbit.proca.decrypt import Decryptor
-from conquiet.rabbit.queue_arguments import was_declared_with_dead_letters
-from conquiet.rabbit.queue_type import resolve_policy
+from conquiet.rabbit.queue_probe import resolve_policy, was_declared_with_dead_letters
 from conquiet.rabbit.settings import RabbitSettings, method_takes_settings
 from conquiet.rabbit.settle import SettlePolicy
 from conquiet.rabbit.slow_start import SlowStart
@@ -96,7 +95,7 @@ class RabbitConsumer(BackgroundWorker):
         self._stall_monitor = LoopStallMonitor(self._on_stall)
         self._life = AsyncLifecycle("RabbitConsumer")
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop_event: asyncio.Event | None = None
+        self._stop_event = asyncio.Event()
         self._failure: RabbitError | None = None
         self._keeps: bool | None = None  # True if the queue has a dead-letter exchange, None if unknown
         self._session: Session | None = None
@@ -168,14 +167,13 @@ class RabbitConsumer(BackgroundWorker):
         """
         self._life.start()
         self._loop = asyncio.get_running_loop()
-        self._stop_event = asyncio.Event()
         if self._life.is_stopping:  # a signal or another thread called stop() before there was a loop to wake
             self._stop_event.set()
         self._dispatcher = Dispatcher(
             self._syncer, self._pipeline, self._settings, self._address, self._stats, self._end_with
         )
         try:
-            await self._work(self._stop_event)
+            await self._work()
         finally:
             self._ready.set()
             self._life.finish()
@@ -229,27 +227,26 @@ class RabbitConsumer(BackgroundWorker):
         return f"RabbitConsumer({self._address.shown}, {self._queue!r}, {self._life.status.value})"
 
     # -------------------------------------------------------------- the steps of a run
-    async def _work(self, stop: asyncio.Event) -> None:
+    async def _work(self) -> None:
         assert self._dispatcher is not None  # noqa: S101 - run() made it
         self._dispatcher.start()
         supervisor = ConnectionSupervisor(
             self._connect,
             backoff=self._settings.reconnect,
             max_failures=self._settings.max_reconnects,
-            stop=stop,
+            stop=self._stop_event,
             nodes=len(self._address.urls),
             on_failure=partial(self._outage.failed, address=self._address.shown),
         )
         about = {"queue": self._queue, "address": self._address.shown, "consumer_tag": self._tag}
         logger.info("worker starts: queue %(queue)s", **about)
         try:
-            self._keeps = await unless_stopped(
-                stop, find_dead_letters(self._settings, self._address.vhost, self._queue)
-            )
+            finding = find_dead_letters(self._settings, self._address.vhost, self._queue)
+            self._keeps = await unless_stopped(self._stop_event, finding)
             session = await supervisor.first()
             self._ready.set()
             logger.info("worker ready: queue %(queue)s", **about)
-            while session is not None and not await self._stopped_before_loss(session, stop):
+            while session is not None and not await self._stopped_before_loss(session):
                 await self._leave(session)
                 session = await supervisor.next(made_progress=session.made_progress)
                 self._stats.count.reconnects += session is not None
@@ -306,9 +303,9 @@ class RabbitConsumer(BackgroundWorker):
             report_missing_dead_letters(self._queue, moves=moves, known=self._keeps is False)
         return policy, moves
 
-    async def _stopped_before_loss(self, session: Session, stop: asyncio.Event) -> bool:
+    async def _stopped_before_loss(self, session: Session) -> bool:
         """Wait for a stop or for the loss of the link. Return True after a stop."""
-        stopping = asyncio.ensure_future(stop.wait())
+        stopping = asyncio.ensure_future(self._stop_event.wait())
         try:
             await asyncio.wait((stopping, session.link.lost), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -372,8 +369,7 @@ class RabbitConsumer(BackgroundWorker):
         """Take back unstarted deliveries, and wake :meth:`run`."""
         if self._dispatcher is not None:
             self._dispatcher.withdraw()
-        if self._stop_event is not None:
-            self._stop_event.set()
+        self._stop_event.set()
 
     def _on_blocked(self, blocked: bool) -> None:  # noqa: FBT001 - as the link calls it
         logger.warning("connection blocked by the broker" if blocked else "connection unblocked by the broker")
