@@ -24,7 +24,7 @@ from conquiet.errors import ConfigurationError, RabbitConnectionError, RabbitErr
 from conquiet.metrics.outages import OutageWatch
 from conquiet.rabbit.address import Address, as_urls, require_name
 from conquiet.rabbit.connection import Link
-from conquiet.rabbit.connection_events import ConnectionEvent, EventKind, Listeners
+from conquiet.rabbit.connection_events import ConnectionEvent, EventKind
 from conquiet.rabbit.connection_supervisor import ConnectionSupervisor, unless_stopped
 from conquiet.rabbit.counters import Counters, DeliveryStats
 from conquiet.rabbit.dead_letter_check import find_dead_letters, report_missing_dead_letters
@@ -90,7 +90,7 @@ class RabbitConsumer(BackgroundWorker):
             settings.max_body_bytes,
         )
         self._stats = DeliveryStats(self._queue)
-        self._listeners = Listeners()
+        self._listeners: list[Callable[[ConnectionEvent], None]] = []
         self._outage = OutageWatch("RabbitMQ", f"nothing is consumed from queue {self._queue}")
         self._stall_monitor = LoopStallMonitor(self._on_stall)
         self._life = AsyncLifecycle("RabbitConsumer")
@@ -155,7 +155,7 @@ class RabbitConsumer(BackgroundWorker):
         """Call ``callback`` when the connection is opened, lost, blocked or unblocked. The callback must not block."""
         if not callable(callback):
             raise ConfigurationError("a listener is a function that takes a ConnectionEvent")
-        self._listeners.add(callback)
+        self._listeners.append(callback)
 
     async def run(self) -> Counters:
         """Work until stopped, and return the final counters.
@@ -386,7 +386,12 @@ class RabbitConsumer(BackgroundWorker):
 
     def _announce(self, kind: EventKind, attempt: int = 0, reason: str | None = None) -> None:
         self._stats.connection(kind.value)
-        self._listeners.notify(ConnectionEvent(kind, self._queue, attempt, reason))
+        event = ConnectionEvent(kind, self._queue, attempt, reason)
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception as error:  # noqa: BLE001 - a listener must not end the consumer
+                logger.warning("a connection listener raised", error=type(error).__name__)
 
 
 def _name(syncer: object) -> str:
