@@ -99,7 +99,7 @@ class RabbitConsumer(BackgroundWorker):
         self._failure: RabbitError | None = None
         self._keeps: bool | None = None  # True if the queue has a dead-letter exchange, None if unknown
         self._session: Session | None = None
-        self._dispatcher: Dispatcher | None = None
+        self._dispatcher = self._new_dispatcher()
         self._slow_start: SlowStart | None = None
         self._ready = asyncio.Event()
 
@@ -108,6 +108,7 @@ class RabbitConsumer(BackgroundWorker):
         """Set the number of concurrent messages (or batches), and with it an unset prefetch. Only before the start."""
         self._life.require_new("concurrency")
         self._settings = replace(self._settings, concurrency=concurrency)
+        self._dispatcher = self._new_dispatcher()
 
     @property
     def count(self) -> Counters:
@@ -137,7 +138,7 @@ class RabbitConsumer(BackgroundWorker):
     @property
     def is_paused(self) -> bool:
         """True while consumption is paused because a server that the syncer needs is unavailable."""
-        return self._dispatcher is not None and self._dispatcher.is_paused
+        return self._dispatcher.is_paused
 
     def health(self) -> Health:
         """Report whether messages are consumed now. Never raises, and sends no request to a server."""
@@ -169,9 +170,6 @@ class RabbitConsumer(BackgroundWorker):
         self._loop = asyncio.get_running_loop()
         if self._life.is_stopping:  # a signal or another thread called stop() before there was a loop to wake
             self._stop_event.set()
-        self._dispatcher = Dispatcher(
-            self._syncer, self._pipeline, self._settings, self._address, self._stats, self._end_with
-        )
         try:
             await self._work()
         finally:
@@ -192,12 +190,12 @@ class RabbitConsumer(BackgroundWorker):
     async def close(self) -> None:
         """Stop, and wait until everything is released. If the syncer calls it, it only requests the stop."""
         self._request_stop(self._on_stop)
-        if self._dispatcher is None or not self._dispatcher.owns_current_task():
+        if not self._dispatcher.owns_current_task():
             await self._life.wait_ended()
 
     async def ready(self) -> None:
         """Wait until the broker sends messages, or until the consumer has ended."""
-        if not (self._life.is_stopping and self._dispatcher is None):  # stopped before the start: it has ended
+        if not (self._life.is_stopping and self._loop is None):  # stopped before the start: it has ended
             await self._ready.wait()
 
     def _enter(self) -> tuple[Coroutine[Any, Any, Counters], asyncio.Event]:
@@ -216,8 +214,7 @@ class RabbitConsumer(BackgroundWorker):
 
     def _request_stop(self, callback: Callable[[], None]) -> None:
         self._life.stop()
-        if self._dispatcher is not None:
-            self._dispatcher.halt()  # before the loop runs the callback: a thread may be about to start a message
+        self._dispatcher.halt()  # before the loop runs the callback: a thread may be about to start a message
         loop = self._loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to stop
@@ -227,8 +224,10 @@ class RabbitConsumer(BackgroundWorker):
         return f"RabbitConsumer({self._address.shown}, {self._queue!r}, {self._life.status.value})"
 
     # -------------------------------------------------------------- the steps of a run
+    def _new_dispatcher(self) -> Dispatcher:
+        return Dispatcher(self._syncer, self._pipeline, self._settings, self._address, self._stats, self._end_with)
+
     async def _work(self) -> None:
-        assert self._dispatcher is not None  # noqa: S101 - run() made it
         self._dispatcher.start()
         supervisor = ConnectionSupervisor(
             self._connect,
@@ -265,8 +264,6 @@ class RabbitConsumer(BackgroundWorker):
 
     async def _connect(self, attempt: int) -> Session:
         """Open a new connection, channel and consumer. Nothing of an earlier link is kept."""
-        assert self._dispatcher is not None  # noqa: S101 - run() made it
-        dispatcher = self._dispatcher
         link = await Link.open(self._address, attempt=attempt, on_blocked=self._on_blocked)
         try:
             depth = await link.depth(self._queue)
@@ -275,11 +272,12 @@ class RabbitConsumer(BackgroundWorker):
                 logger.info("messages in the queue", queue=self._queue, queued=depth)
             policy, moves = await self._choose_dispositions(link)
             self._stall_monitor.start(link.heartbeat_s)
-            self._session = session = Session(link, self._stats, self._settings.window)
+            window = self._settings.window
+            self._session = session = Session(link, self._stats, window)
             self._slow_start = slow_start = SlowStart(
-                link, dispatcher.submit, queue=self._queue, tag=self._tag, window=self._settings.window, depth=depth
+                link, self._dispatcher.submit, queue=self._queue, tag=self._tag, window=window, depth=depth
             )
-            dispatcher.link_opened(policy, moves=moves, on_finished=slow_start.finished)
+            self._dispatcher.link_opened(policy, moves=moves, on_finished=slow_start.finished)
             await slow_start.consume(session.received)
         except BaseException as error:
             # Messages may arrive before the broker's reply. If this task is cancelled then, _shut_down lets the
@@ -322,13 +320,11 @@ class RabbitConsumer(BackgroundWorker):
         self._session = None
         if self._slow_start is not None:
             await self._slow_start.end()
-        if self._dispatcher is not None:
-            self._dispatcher.link_lost()
+        self._dispatcher.link_lost()
         await session.link.close_soon()
 
     async def _shut_down(self) -> None:
         """End intake, handlers, channel and connection, in this order, and log the counters. SPEC(004 §6, §7)."""
-        assert self._dispatcher is not None  # noqa: S101 - run() made it
         session, dispatcher = self._session, self._dispatcher
         self._stall_monitor.stop()
         logger.info("worker draining: queue %(queue)s", queue=self._queue, grace_s=self._settings.grace_s)
@@ -357,8 +353,7 @@ class RabbitConsumer(BackgroundWorker):
     def _on_forced_stop(self) -> None:
         """End the grace period. Half a second later, end the connections, so that a silent broker delays nothing."""
         self._on_stop()
-        if self._dispatcher is not None:
-            self._dispatcher.end_grace_period()
+        self._dispatcher.end_grace_period()
         asyncio.get_running_loop().call_later(_FORCED_STOP_TIMEOUT_S, self._drop_connection)
 
     def _drop_connection(self) -> None:
@@ -367,8 +362,7 @@ class RabbitConsumer(BackgroundWorker):
 
     def _on_stop(self) -> None:
         """Take back unstarted deliveries, and wake :meth:`run`."""
-        if self._dispatcher is not None:
-            self._dispatcher.withdraw()
+        self._dispatcher.withdraw()
         self._stop_event.set()
 
     def _on_blocked(self, blocked: bool) -> None:  # noqa: FBT001 - as the link calls it

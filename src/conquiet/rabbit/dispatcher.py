@@ -42,7 +42,7 @@ _INTERRUPTIONS: Final = (Unavailable, Postponed)
 
 
 class Dispatcher:
-    """Handles the deliveries of one consumer, over all its links. Created inside the event loop.
+    """Handles the deliveries of one consumer, over all its links.
 
     Args:
         syncer: Handles the messages.
@@ -93,7 +93,7 @@ class Dispatcher:
         return self._outage.is_paused
 
     def start(self) -> None:
-        """Start the workers."""
+        """Start the workers. Called in the event loop."""
         self._workers.start()
 
     def submit(self, deliveries: list[Delivery]) -> None:

@@ -52,7 +52,7 @@ class SyncerWorkers(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Start the workers."""
+        """Start the workers. Called in the event loop."""
 
     @abstractmethod
     def submit(self, deliveries: list[Delivery]) -> None:
@@ -192,7 +192,6 @@ class ThreadWorkers(SyncerWorkers):
 
     def __init__(self, syncer: Callable[[Any], Any], pipeline: Pipeline, concurrency: int, finish: Finish) -> None:
         super().__init__(syncer, pipeline, concurrency, finish)
-        self._loop = asyncio.get_running_loop()
         self._buffer: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
         # All deliveries submitted and not reported. Only the loop's thread uses it, so it needs no lock.
         self._outstanding: set[Delivery] = set()
@@ -202,6 +201,7 @@ class ThreadWorkers(SyncerWorkers):
 
     def start(self) -> None:
         """See :class:`SyncerWorkers`."""
+        self._loop = asyncio.get_running_loop()
         for number in range(self._concurrency):
             threading.Thread(target=self._work, name=f"conquiet-rabbit-{number}", daemon=True).start()
 
