@@ -1,6 +1,6 @@
 """Import the public names of a package on first use, so that an extra is needed only where it is used.
 
-The names stand once, as imports in the stub of the package, ``__init__.pyi``: type checkers and editors read them
+The names are listed once, as imports in the stub of the package, ``__init__.pyi``: type checkers and editors read them
 there, and so does the package itself.
 
     from conquiet.app import App as App        "as" exports a name from a stub

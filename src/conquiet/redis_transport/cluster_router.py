@@ -67,7 +67,7 @@ class ClusterRouter(Generic[C]):
         return await self._follow(key, command, address, reply)
 
     async def execute_many(self, commands: Sequence[tuple[Key, C]]) -> list[Any]:
-        """Send commands with their keys, those of one node together. Return their replies; errors are among them."""
+        """Send commands with their keys, all for one node together. Return their replies; errors are among them."""
         replies: list[Any] = [None] * len(commands)
         places_of: dict[NodeAddress, list[int]] = {}
         for place, (key, _) in enumerate(commands):
