@@ -38,6 +38,7 @@ def main() -> int:
         print("no release yet: nothing to compare with")
         return 0
     command = [sys.executable, "-m", "griffe", "check", "conquiet", "--search", "src", "--against", tag]
+    command += ["--extensions", str(ROOT / "scripts" / "griffe_stubs.py")]
     return subprocess.run(command, cwd=repository, check=False).returncode
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = "src/conquiet"
+SUFFIXES = (".py", ".pyi")
 MAX_FILE_LINES = 400
 RENAMED = {"kernel": "core", "bridge": "transactional"}
 
@@ -52,16 +53,17 @@ def package_of(path: str) -> str:
 
 
 def files_now() -> Iterator[tuple[str, str]]:
-    """Yield path and text of each module in the working tree."""
-    for path in sorted((ROOT / SOURCE).rglob("*.py")):
-        yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+    """Yield path and text of each module and stub in the working tree."""
+    for path in sorted((ROOT / SOURCE).rglob("*.py*")):
+        if path.suffix in SUFFIXES:
+            yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
 
 
 def files_at(commit: str) -> Iterator[tuple[str, str]]:
-    """Yield path and text of each module of a commit."""
+    """Yield path and text of each module and stub of a commit."""
     names = _git("ls-tree", "-r", "--name-only", commit, "--", SOURCE).splitlines()
     for name in names:
-        if name.endswith(".py"):
+        if name.endswith(SUFFIXES):
             yield name, _git("show", f"{commit}:{name}")
 
 

@@ -28,8 +28,8 @@ from conquiet.core.backoff import Backoff
 from conquiet.processor import Processor, ProcessorSettings, RetryPolicy
 from conquiet.runtime import RuntimeSettings
 from conquiet.testing import wait_until, wait_until_async
+from conquiet.testing.databases import execute
 from conquiet.testing.postgres import PostgresServer
-from conquiet.testing.postgres_databases import execute
 
 TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
 PROMOTIONS = 20 if TORTURE else 1

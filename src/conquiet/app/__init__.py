@@ -6,24 +6,8 @@ AppSettings    everything else that can be set                   settings.py
 TestApp        the same app in memory, with a test clock         testing.py
 """
 
-from typing import TYPE_CHECKING
+from conquiet.core.lazy_exports import lazy_exports, stub_exports
 
-from conquiet.core.lazy_exports import lazy_exports
-
-if TYPE_CHECKING:
-    from conquiet.app.application import App
-    from conquiet.app.emission import Emit, SyncEmit
-    from conquiet.app.settings import AppSettings
-    from conquiet.app.testing import TestApp
-
-__all__ = ["App", "AppSettings", "Emit", "SyncEmit", "TestApp"]
-
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        ".application": ("App",),
-        ".emission": ("Emit", "SyncEmit"),
-        ".settings": ("AppSettings",),
-        ".testing": ("TestApp",),
-    },
-)
+_HOMES = stub_exports(__name__)
+__all__ = list(_HOMES)
+__getattr__, __dir__ = lazy_exports(__name__, _HOMES)

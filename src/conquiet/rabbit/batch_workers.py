@@ -46,9 +46,9 @@ class BatchWorkers(PoolWorkers[_Batch]):
 
     Args:
         syncer: Called with a list of messages.
-        pipeline: Prepares each of them.
-        concurrency: Maximum number of concurrent batches.
-        finish: Called with each delivery and its report, in the loop's thread.
+        pipeline: See ``SyncerWorkers``.
+        concurrency: See ``SyncerWorkers``.
+        finish: See ``SyncerWorkers``.
         settings: How batches are gathered.
     """
 
@@ -60,13 +60,10 @@ class BatchWorkers(PoolWorkers[_Batch]):
         finish: Finish,
         settings: BatchSettings,
     ) -> None:
-        self._syncer = syncer
+        super().__init__(syncer, pipeline, concurrency, finish)
         self._is_async = is_coroutine_function(syncer)
-        self._pipeline = pipeline
-        self._concurrency = concurrency
-        self._finish = finish
         self._settings = settings
-        super().__init__(WorkerPool(concurrency, self._handle, on_free=self._freed))
+        self._pool = WorkerPool(concurrency, self._handle, on_free=self._freed)
         self._assembler: BatchAssembler[Delivery] = BatchAssembler(
             lambda size, deliveries, due_at: self._pool.put([_Batch(size, deliveries, due_at)]),
             lambda: self._pool.in_flight < concurrency,
@@ -124,7 +121,7 @@ class BatchWorkers(PoolWorkers[_Batch]):
             if not delivery.session.is_open:
                 delivery.session.skip(delivery)
                 continue
-            report = self._prepare(delivery)
+            report = self._prepared(delivery)
             if isinstance(report, Ready):
                 members.append((delivery, report.message))
             else:
@@ -142,10 +139,9 @@ class BatchWorkers(PoolWorkers[_Batch]):
     def _is_halted(self) -> bool:
         return self._halted  # can change whenever a verdict is reported
 
-    def _prepare(self, delivery: Delivery) -> Any:
+    def _prepared(self, delivery: Delivery) -> Any:
         try:
-            headers = delivery.headers if self._pipeline.reads_headers else None
-            return self._pipeline.prepare(headers, delivery.body)
+            return self._prepare(delivery.headers if self._reads_headers else None, delivery.body)
         except BaseException as error:  # noqa: BLE001 - a model or a key store may raise anything, SystemExit too
             return interpret_error(error, who="preparing the message")
 

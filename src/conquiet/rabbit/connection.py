@@ -29,6 +29,8 @@ NOT_FOUND: Final = 404
 _SHORT_WAIT_S: Final = 0.5
 _NODE_IS_DOWN: Final = "is down or inaccessible"
 
+Send = Callable[[Any, Callable[[Any], None]], Any]
+"""Sends a request on the channel that it receives, and passes the callback on that receives the reply."""
 OnBlocked = Callable[[bool], None]
 """Called with True when the broker blocks the connection, with False when it unblocks it."""
 
@@ -100,7 +102,7 @@ class Link:
         try:
             async with asyncio.timeout(address.timeout_s):
                 await link._connect(address.parameters(attempt))
-                link._channel = await link._request(lambda done: link._connection.channel(on_open_callback=done))
+                link._channel = await link.request(lambda _, done: link._connection.channel(on_open_callback=done))
         except BaseException as error:
             link._opened.cancel()  # never awaited: asyncio would report an error set in it now as unhandled
             link.abort()
@@ -149,7 +151,7 @@ class Link:
             QueueMissingError: There is no such queue. The link is lost, because the broker closes the channel.
         """
         try:
-            answer = await self._request(lambda done: self._channel.queue_declare(queue, passive=True, callback=done))
+            answer = await self.request(lambda channel, done: channel.queue_declare(queue, passive=True, callback=done))
         except RabbitConnectionError as error:
             # The broker also replies 404 if the node of a queue is down. Such a queue is not missing.
             if self.refusal == NOT_FOUND and _NODE_IS_DOWN not in str(self.lost.result().error):
@@ -159,9 +161,29 @@ class Link:
             raise
         return int(answer.method.message_count)
 
-    async def request(self, send: Callable[[Any, Callable[[Any], None]], Any]) -> Any:
-        """Call ``send`` with the channel and a callback for the reply. Return the reply."""
-        return await self._request(lambda done: send(self._channel, done))
+    async def request(self, send: Send) -> Any:
+        """Call ``send``, and wait for the reply or for the loss of the link. Return the reply."""
+        answer: asyncio.Future[Any] = self._loop.create_future()
+
+        def answered(frame: Any) -> None:
+            if not answer.done():
+                answer.set_result(frame)
+
+        try:
+            if not self.lost.done():
+                send(self._channel, answered)
+            async with asyncio.timeout(self._timeout_s):
+                await asyncio.wait((answer, self.lost), return_when=asyncio.FIRST_COMPLETED)
+        except amqp.AMQPError as error:
+            raise RabbitConnectionError("the connection to RabbitMQ is gone", reason=_reason(error)) from error
+        except TimeoutError as error:
+            raise RabbitConnectionError(
+                f"no answer from RabbitMQ within {self._timeout_s} s", reason="timeout"
+            ) from error
+        if answer.done():
+            return answer.result()
+        loss = self.lost.result()
+        raise RabbitConnectionError("the connection to RabbitMQ was lost", reason=loss.reason) from loss.error
 
     @property
     def refusal(self) -> int | None:
@@ -179,42 +201,42 @@ class Link:
     async def widen(self, queue: str, *, tag: str, prefetch: int) -> None:
         """Consume again after :meth:`cancel`, with another prefetch."""
         # global_qos=False: the limit applies to this consumer. RabbitMQ 4 has removed the limit per channel.
-        await self._request(
-            lambda done: self._channel.basic_qos(prefetch_count=prefetch, global_qos=False, callback=done)
+        await self.request(
+            lambda channel, done: channel.basic_qos(prefetch_count=prefetch, global_qos=False, callback=done)
         )
         self._consumer_tag = tag
-        await self._request(
-            lambda done: self._channel.basic_consume(queue, _never, auto_ack=False, consumer_tag=tag, callback=done)
+        await self.request(
+            lambda channel, done: channel.basic_consume(queue, _never, auto_ack=False, consumer_tag=tag, callback=done)
         )
 
     async def fetch(self, queue: str) -> Fetched | None:
         """Take one message from a queue without settling it; None if the queue is empty. One call at a time."""
 
-        def send(done: Callable[[Any], None]) -> None:
+        def send(channel: Any, done: Callable[[Any], None]) -> None:
             self._on_empty = lambda: done(None)
-            self._channel.basic_get(
+            channel.basic_get(
                 queue, lambda _channel, method, properties, body: done(Fetched(method.delivery_tag, properties, body))
             )
 
-        answer: Fetched | None = await self._request(send)
+        answer: Fetched | None = await self.request(send)
         return answer
 
     async def cancel(self) -> None:
         """End the deliveries. Delivered messages can still be settled."""
         tag, self._consumer_tag = self._consumer_tag, None
         if tag is not None and self._alive:
-            await self._request(lambda done: self._channel.basic_cancel(tag, callback=done))
+            await self.request(lambda channel, done: channel.basic_cancel(tag, callback=done))
 
-    async def channel_close_reason(self, send: Callable[[Any, Callable[[Any], None]], Any]) -> str:
+    async def channel_close_reason(self, send: Send) -> str:
         """Send a request on a new channel. Return the broker's text if it closed that channel; else an empty text."""
-        channel = await self._request(lambda done: self._connection.channel(on_open_callback=done))
+        channel = await self.request(lambda _, done: self._connection.channel(on_open_callback=done))
 
-        def ask(done: Callable[[Any], None]) -> None:
+        def ask(_: Any, done: Callable[[Any], None]) -> None:
             channel.add_on_close_callback(lambda _channel, error: done(error))
             send(channel, done)
 
         try:
-            answer = await self._request(ask)
+            answer = await self.request(ask)
         finally:
             if channel.is_open:
                 channel.close()
@@ -223,7 +245,7 @@ class Link:
     async def confirm_publishes(self, on_confirm: Callable[[Any], None], on_return: Callable[..., None]) -> None:
         """Switch the channel to publisher confirms."""
         self._channel.add_on_return_callback(on_return)
-        await self._request(lambda done: self._channel.confirm_delivery(on_confirm, callback=done))
+        await self.request(lambda channel, done: channel.confirm_delivery(on_confirm, callback=done))
 
     # -------------------------------------------------------------- commands without a reply
     def ack(self, *, up_to: int | None = None, singles: tuple[int, ...] = ()) -> bool:
@@ -308,30 +330,6 @@ class Link:
         except OSError as error:
             raise RabbitConnectionError("cannot connect to RabbitMQ", reason=_reason(error)) from error
         await self._opened
-
-    async def _request(self, send: Callable[[Callable[[Any], None]], Any]) -> Any:
-        """Send a request and wait for its reply or for the loss of the link."""
-        answer: asyncio.Future[Any] = self._loop.create_future()
-
-        def answered(frame: Any) -> None:
-            if not answer.done():
-                answer.set_result(frame)
-
-        try:
-            if not self.lost.done():
-                send(answered)
-            async with asyncio.timeout(self._timeout_s):
-                await asyncio.wait((answer, self.lost), return_when=asyncio.FIRST_COMPLETED)
-        except amqp.AMQPError as error:
-            raise RabbitConnectionError("the connection to RabbitMQ is gone", reason=_reason(error)) from error
-        except TimeoutError as error:
-            raise RabbitConnectionError(
-                f"no answer from RabbitMQ within {self._timeout_s} s", reason="timeout"
-            ) from error
-        if answer.done():
-            return answer.result()
-        loss = self.lost.result()
-        raise RabbitConnectionError("the connection to RabbitMQ was lost", reason=loss.reason) from loss.error
 
     def _order(self, send: Callable[[], object]) -> bool:
         if not self._alive:

@@ -24,7 +24,7 @@ from conquiet.errors import ConfigurationError, RabbitConnectionError, RabbitErr
 from conquiet.metrics.outages import OutageWatch
 from conquiet.rabbit.address import Address, as_urls, require_name
 from conquiet.rabbit.connection import Link
-from conquiet.rabbit.connection_events import ConnectionEvent, EventKind, Listeners
+from conquiet.rabbit.connection_events import ConnectionEvent, EventKind
 from conquiet.rabbit.connection_supervisor import ConnectionSupervisor, unless_stopped
 from conquiet.rabbit.counters import Counters, DeliveryStats
 from conquiet.rabbit.dead_letter_check import find_dead_letters, report_missing_dead_letters
@@ -33,8 +33,7 @@ from conquiet.rabbit.link_session import Session
 from conquiet.rabbit.loop_stall_monitor import LoopStallMonitor
 from conquiet.rabbit.pipeline import Pipeline
 from conquiet.rabbit.proca.decrypt import Decryptor
-from conquiet.rabbit.queue_arguments import was_declared_with_dead_letters
-from conquiet.rabbit.queue_type import resolve_policy
+from conquiet.rabbit.queue_probe import resolve_policy, was_declared_with_dead_letters
 from conquiet.rabbit.settings import RabbitSettings, method_takes_settings
 from conquiet.rabbit.settle import SettlePolicy
 from conquiet.rabbit.slow_start import SlowStart
@@ -91,16 +90,16 @@ class RabbitConsumer(BackgroundWorker):
             settings.max_body_bytes,
         )
         self._stats = DeliveryStats(self._queue)
-        self._listeners = Listeners()
+        self._listeners: list[Callable[[ConnectionEvent], None]] = []
         self._outage = OutageWatch("RabbitMQ", f"nothing is consumed from queue {self._queue}")
         self._stall_monitor = LoopStallMonitor(self._on_stall)
         self._life = AsyncLifecycle("RabbitConsumer")
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop_event: asyncio.Event | None = None
+        self._stop_event = asyncio.Event()
         self._failure: RabbitError | None = None
         self._keeps: bool | None = None  # True if the queue has a dead-letter exchange, None if unknown
         self._session: Session | None = None
-        self._dispatcher: Dispatcher | None = None
+        self._dispatcher = self._new_dispatcher()
         self._slow_start: SlowStart | None = None
         self._ready = asyncio.Event()
 
@@ -109,6 +108,7 @@ class RabbitConsumer(BackgroundWorker):
         """Set the number of concurrent messages (or batches), and with it an unset prefetch. Only before the start."""
         self._life.require_new("concurrency")
         self._settings = replace(self._settings, concurrency=concurrency)
+        self._dispatcher = self._new_dispatcher()
 
     @property
     def count(self) -> Counters:
@@ -138,7 +138,7 @@ class RabbitConsumer(BackgroundWorker):
     @property
     def is_paused(self) -> bool:
         """True while consumption is paused because a server that the syncer needs is unavailable."""
-        return self._dispatcher is not None and self._dispatcher.is_paused
+        return self._dispatcher.is_paused
 
     def health(self) -> Health:
         """Report whether messages are consumed now. Never raises, and sends no request to a server."""
@@ -156,7 +156,7 @@ class RabbitConsumer(BackgroundWorker):
         """Call ``callback`` when the connection is opened, lost, blocked or unblocked. The callback must not block."""
         if not callable(callback):
             raise ConfigurationError("a listener is a function that takes a ConnectionEvent")
-        self._listeners.add(callback)
+        self._listeners.append(callback)
 
     async def run(self) -> Counters:
         """Work until stopped, and return the final counters.
@@ -168,14 +168,10 @@ class RabbitConsumer(BackgroundWorker):
         """
         self._life.start()
         self._loop = asyncio.get_running_loop()
-        self._stop_event = asyncio.Event()
         if self._life.is_stopping:  # a signal or another thread called stop() before there was a loop to wake
             self._stop_event.set()
-        self._dispatcher = Dispatcher(
-            self._syncer, self._pipeline, self._settings, self._address, self._stats, self._end_with
-        )
         try:
-            await self._work(self._stop_event)
+            await self._work()
         finally:
             self._ready.set()
             self._life.finish()
@@ -194,12 +190,12 @@ class RabbitConsumer(BackgroundWorker):
     async def close(self) -> None:
         """Stop, and wait until everything is released. If the syncer calls it, it only requests the stop."""
         self._request_stop(self._on_stop)
-        if self._dispatcher is None or not self._dispatcher.owns_current_task():
+        if not self._dispatcher.owns_current_task():
             await self._life.wait_ended()
 
     async def ready(self) -> None:
         """Wait until the broker sends messages, or until the consumer has ended."""
-        if not (self._life.is_stopping and self._dispatcher is None):  # stopped before the start: it has ended
+        if not (self._life.is_stopping and self._loop is None):  # stopped before the start: it has ended
             await self._ready.wait()
 
     def _enter(self) -> tuple[Coroutine[Any, Any, Counters], asyncio.Event]:
@@ -218,8 +214,7 @@ class RabbitConsumer(BackgroundWorker):
 
     def _request_stop(self, callback: Callable[[], None]) -> None:
         self._life.stop()
-        if self._dispatcher is not None:
-            self._dispatcher.halt()  # before the loop runs the callback: a thread may be about to start a message
+        self._dispatcher.halt()  # before the loop runs the callback: a thread may be about to start a message
         loop = self._loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to stop
@@ -229,27 +224,28 @@ class RabbitConsumer(BackgroundWorker):
         return f"RabbitConsumer({self._address.shown}, {self._queue!r}, {self._life.status.value})"
 
     # -------------------------------------------------------------- the steps of a run
-    async def _work(self, stop: asyncio.Event) -> None:
-        assert self._dispatcher is not None  # noqa: S101 - run() made it
+    def _new_dispatcher(self) -> Dispatcher:
+        return Dispatcher(self._syncer, self._pipeline, self._settings, self._address, self._stats, self._end_with)
+
+    async def _work(self) -> None:
         self._dispatcher.start()
         supervisor = ConnectionSupervisor(
             self._connect,
             backoff=self._settings.reconnect,
             max_failures=self._settings.max_reconnects,
-            stop=stop,
+            stop=self._stop_event,
             nodes=len(self._address.urls),
             on_failure=partial(self._outage.failed, address=self._address.shown),
         )
         about = {"queue": self._queue, "address": self._address.shown, "consumer_tag": self._tag}
         logger.info("worker starts: queue %(queue)s", **about)
         try:
-            self._keeps = await unless_stopped(
-                stop, find_dead_letters(self._settings, self._address.vhost, self._queue)
-            )
+            finding = find_dead_letters(self._settings, self._address.vhost, self._queue)
+            self._keeps = await unless_stopped(self._stop_event, finding)
             session = await supervisor.first()
             self._ready.set()
             logger.info("worker ready: queue %(queue)s", **about)
-            while session is not None and not await self._stopped_before_loss(session, stop):
+            while session is not None and not await self._stopped_before_loss(session):
                 await self._leave(session)
                 session = await supervisor.next(made_progress=session.made_progress)
                 self._stats.count.reconnects += session is not None
@@ -268,8 +264,6 @@ class RabbitConsumer(BackgroundWorker):
 
     async def _connect(self, attempt: int) -> Session:
         """Open a new connection, channel and consumer. Nothing of an earlier link is kept."""
-        assert self._dispatcher is not None  # noqa: S101 - run() made it
-        dispatcher = self._dispatcher
         link = await Link.open(self._address, attempt=attempt, on_blocked=self._on_blocked)
         try:
             depth = await link.depth(self._queue)
@@ -278,11 +272,12 @@ class RabbitConsumer(BackgroundWorker):
                 logger.info("messages in the queue", queue=self._queue, queued=depth)
             policy, moves = await self._choose_dispositions(link)
             self._stall_monitor.start(link.heartbeat_s)
-            self._session = session = Session(link, self._stats, self._settings.window)
+            window = self._settings.window
+            self._session = session = Session(link, self._stats, window)
             self._slow_start = slow_start = SlowStart(
-                link, dispatcher.submit, queue=self._queue, tag=self._tag, window=self._settings.window, depth=depth
+                link, self._dispatcher.submit, queue=self._queue, tag=self._tag, window=window, depth=depth
             )
-            dispatcher.link_opened(policy, moves=moves, on_finished=slow_start.finished)
+            self._dispatcher.link_opened(policy, moves=moves, on_finished=slow_start.finished)
             await slow_start.consume(session.received)
         except BaseException as error:
             # Messages may arrive before the broker's reply. If this task is cancelled then, _shut_down lets the
@@ -306,9 +301,9 @@ class RabbitConsumer(BackgroundWorker):
             report_missing_dead_letters(self._queue, moves=moves, known=self._keeps is False)
         return policy, moves
 
-    async def _stopped_before_loss(self, session: Session, stop: asyncio.Event) -> bool:
+    async def _stopped_before_loss(self, session: Session) -> bool:
         """Wait for a stop or for the loss of the link. Return True after a stop."""
-        stopping = asyncio.ensure_future(stop.wait())
+        stopping = asyncio.ensure_future(self._stop_event.wait())
         try:
             await asyncio.wait((stopping, session.link.lost), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -325,13 +320,11 @@ class RabbitConsumer(BackgroundWorker):
         self._session = None
         if self._slow_start is not None:
             await self._slow_start.end()
-        if self._dispatcher is not None:
-            self._dispatcher.link_lost()
+        self._dispatcher.link_lost()
         await session.link.close_soon()
 
     async def _shut_down(self) -> None:
         """End intake, handlers, channel and connection, in this order, and log the counters. SPEC(004 §6, §7)."""
-        assert self._dispatcher is not None  # noqa: S101 - run() made it
         session, dispatcher = self._session, self._dispatcher
         self._stall_monitor.stop()
         logger.info("worker draining: queue %(queue)s", queue=self._queue, grace_s=self._settings.grace_s)
@@ -360,8 +353,7 @@ class RabbitConsumer(BackgroundWorker):
     def _on_forced_stop(self) -> None:
         """End the grace period. Half a second later, end the connections, so that a silent broker delays nothing."""
         self._on_stop()
-        if self._dispatcher is not None:
-            self._dispatcher.end_grace_period()
+        self._dispatcher.end_grace_period()
         asyncio.get_running_loop().call_later(_FORCED_STOP_TIMEOUT_S, self._drop_connection)
 
     def _drop_connection(self) -> None:
@@ -370,10 +362,8 @@ class RabbitConsumer(BackgroundWorker):
 
     def _on_stop(self) -> None:
         """Take back unstarted deliveries, and wake :meth:`run`."""
-        if self._dispatcher is not None:
-            self._dispatcher.withdraw()
-        if self._stop_event is not None:
-            self._stop_event.set()
+        self._dispatcher.withdraw()
+        self._stop_event.set()
 
     def _on_blocked(self, blocked: bool) -> None:  # noqa: FBT001 - as the link calls it
         logger.warning("connection blocked by the broker" if blocked else "connection unblocked by the broker")
@@ -390,7 +380,12 @@ class RabbitConsumer(BackgroundWorker):
 
     def _announce(self, kind: EventKind, attempt: int = 0, reason: str | None = None) -> None:
         self._stats.connection(kind.value)
-        self._listeners.notify(ConnectionEvent(kind, self._queue, attempt, reason))
+        event = ConnectionEvent(kind, self._queue, attempt, reason)
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception as error:  # noqa: BLE001 - a listener must not end the consumer
+                logger.warning("a connection listener raised", error=type(error).__name__)
 
 
 def _name(syncer: object) -> str:

@@ -1,14 +1,15 @@
 """Check with the management API whether a queue has a dead-letter exchange that leads to a queue.
 
 Without one the broker discards rejected messages, and does not report it. The consumer checks at its start, if the
-address of the management API is set. See ``queue_arguments`` for the check by AMQP alone.
+address of the management API is set. See ``queue_probe`` for the check by AMQP alone.
 """
 
 import asyncio
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import redact_url
@@ -34,20 +35,10 @@ async def find_dead_letters(settings: "RabbitSettings", vhost: str, queue: str) 
     Raises:
         RabbitError: ``require_dead_letter`` is set, and there is no exchange or the API does not describe the queue.
     """
-    known, url = settings.dead_letter, settings.management_url
-    if url is not None:
+    known = settings.dead_letter
+    if settings.management_url is not None:
         try:
-            description = await _in_thread(describe_queue, url, vhost, queue)
-            if known is None:
-                known = await _in_thread(_leads_to_a_queue, url, vhost, queue, description)
-            if settings.exhausted == "dead_letter" and await _in_thread(
-                _returns_to_queue, url, vhost, queue, description
-            ):
-                logger.warning(
-                    'the dead letters of the queue return to it: with exhausted="dead_letter" a message past '
-                    'max_retries circulates without end; use exhausted="drop" in a retry circuit',
-                    queue=queue,
-                )
+            known = await _in_daemon_thread(partial(_ask_api, settings, settings.management_url, vhost, queue))
         except RabbitError:
             if settings.require_dead_letter and known is None:
                 raise
@@ -94,30 +85,34 @@ def describe_queue(management_url: str, vhost: str, queue: str) -> Any:
         raise _not_described(management_url, queue, error) from error
 
 
-async def _in_thread(ask: Callable[..., T], *args: Any) -> T:
+async def _in_daemon_thread(ask: Callable[[], T]) -> T:
     """Call a blocking function in a daemon thread: it delays neither the event loop nor the end of the process."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-
-    def report(result: T | None, error: BaseException | None) -> None:
-        if answer.cancelled():
-            return
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(cast("T", result))
+    answer: Future[T] = Future()
+    answer.set_running_or_notify_cancel()  # a cancelled wait does not cancel it: the thread could not set the result
 
     def work() -> None:
-        result, error = None, None
         try:
-            result = ask(*args)
-        except BaseException as raised:  # noqa: BLE001 - raised again in the waiting task
-            error = raised
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(report, result, error)
+            answer.set_result(ask())
+        except BaseException as error:  # noqa: BLE001 - raised again in the waiting task
+            answer.set_exception(error)
 
     threading.Thread(target=work, name="conquiet-rabbit-api", daemon=True).start()
-    return await answer
+    return await asyncio.wrap_future(answer)
+
+
+def _ask_api(settings: "RabbitSettings", url: str, vhost: str, queue: str) -> bool:
+    """Return whether the queue has a dead-letter exchange. Warn if dead letters return to the queue. Blocks."""
+    description = describe_queue(url, vhost, queue)
+    known = settings.dead_letter
+    if known is None:
+        known = _leads_to_a_queue(url, vhost, queue, description)
+    if settings.exhausted == "dead_letter" and _returns_to_queue(url, vhost, queue, description):
+        logger.warning(
+            'the dead letters of the queue return to it: with exhausted="dead_letter" a message past '
+            'max_retries circulates without end; use exhausted="drop" in a retry circuit',
+            queue=queue,
+        )
+    return known
 
 
 def _returns_to_queue(url: str, vhost: str, queue: str, description: Any) -> bool:

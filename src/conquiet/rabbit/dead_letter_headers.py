@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from conquiet.rabbit.death_headers import NOT_SENT_AGAIN
 from conquiet.rabbit.decode import Unreadable
 from conquiet.rabbit.proca.decrypt import KeyFault
 from conquiet.rabbit.properties import Properties, renewed_properties
@@ -61,7 +62,7 @@ def read_move_record(headers: object, dead_letter_queue: str) -> MoveRecord | No
     )
 
 
-def with_move_record(raw: bytes, queue: str, verdict: Verdict, now: datetime, without: tuple[str, ...]) -> bytes:
+def with_move_record(raw: bytes, queue: str, verdict: Verdict, now: datetime) -> bytes:
     """Return the properties of a message to be moved: its own, plus the record of the move as headers."""
     properties = Properties(raw)
     error = verdict.error if isinstance(verdict, ContractBroken) else None
@@ -72,7 +73,7 @@ def with_move_record(raw: bytes, queue: str, verdict: Verdict, now: datetime, wi
         TIME: now.isoformat(timespec="milliseconds"),
         DEATHS: min(_deaths(properties.headers) + 1, 2**31 - 1),
     }
-    return renewed_properties(properties, (*without, *facts), facts)
+    return renewed_properties(properties, (*NOT_SENT_AGAIN, *facts), facts)
 
 
 def reason_of(verdict: Verdict) -> str:

@@ -24,15 +24,12 @@ from conquiet.rabbit.address import Address, require_name
 from conquiet.rabbit.confirms import Encoded
 from conquiet.rabbit.connection import REFUSED, Link
 from conquiet.rabbit.dead_letter_headers import dead_queue, reason_of, with_move_record
-from conquiet.rabbit.death_headers import X_ACQUIRED_COUNT, X_DELIVERY_COUNT
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.publisher import Publisher
 from conquiet.rabbit.settle import Verdict
 
 logger = FactLogger(__name__)
 
-_DROPPED: Final = ("CC", "BCC", X_DELIVERY_COUNT, X_ACQUIRED_COUNT)
-"""Headers that are removed: the first two would send copies to other queues, the others count for the old queue."""
 _HOW_TO_KEEP: Final = (
     "give the queue a dead-letter exchange (a policy, or the argument x-dead-letter-exchange) and say "
     'dead_letter=True, create the queue {target} yourself, or accept the loss with without_dead_letters="discard"'
@@ -86,7 +83,7 @@ class DeadLetterMover:
         await self._publisher.close()
 
     async def _move(self, delivery: Delivery, verdict: Verdict) -> None:
-        properties = with_move_record(delivery.raw_properties, self._queue, verdict, datetime.now(UTC), _DROPPED)
+        properties = with_move_record(delivery.raw_properties, self._queue, verdict, datetime.now(UTC))
         message = Encoded("", self._target, delivery.body, properties)
         failures = 0
         while delivery.session.is_open:

@@ -35,7 +35,7 @@ from conquiet.rabbit.dead_delivery import (
 )
 from conquiet.rabbit.dead_letter_headers import HEADERS as MOVED_HEADERS
 from conquiet.rabbit.dead_letter_headers import read_move_record
-from conquiet.rabbit.death_headers import X_ACQUIRED_COUNT, X_DEATH, X_DELIVERY_COUNT, delivery_count
+from conquiet.rabbit.death_headers import NOT_SENT_AGAIN, X_DEATH, delivery_count
 from conquiet.rabbit.peek_safety import FREE, PeekCost, find_peek_cost
 from conquiet.rabbit.properties import renewed_properties
 from conquiet.rabbit.publisher import Publisher
@@ -44,11 +44,9 @@ from conquiet.rabbit.taken_messages import TakenMessages
 
 logger = FactLogger(__name__)
 
-# The counts of deliveries, and the other queues it was routed to: those queues have their copies.
-_COUNTS: Final = ("CC", "BCC", X_DELIVERY_COUNT, X_ACQUIRED_COUNT)
 # Headers about earlier deaths. If they were kept, the retry limit would drop the message at its first delivery.
 _HISTORY: Final = (
-    *_COUNTS,
+    *NOT_SENT_AGAIN,
     X_DEATH,
     *MOVED_HEADERS,
     *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("reason", "queue", "exchange")),
@@ -196,8 +194,9 @@ class RabbitDeadLetters:
             return ReplayReport(len(found), replayable, unreplayable=len(found) - replayable, dry_run=True)
         publisher = Publisher(self._urls, timeout_s=self._timeout_s, ssl_context=self._ssl_context)
         async with AsyncExitStack() as cleanup:  # runs every step, last first, even if one of them is cancelled
-            replayer = _Replayer(self._queue, publisher, TemporaryExchanges(self._address))
-            cleanup.push_async_callback(replayer.close)
+            exchanges = TemporaryExchanges(self._address)
+            cleanup.push_async_callback(exchanges.close)
+            replayer = _Replayer(self._queue, publisher, exchanges)
             taken = await cleanup.enter_async_context(self._open())
             cleanup.push_async_callback(publisher.close)
             cost = await self._require_free(taken) if where != EVERYTHING else None
@@ -302,15 +301,12 @@ class _Replayer:
 
     async def copy(self, message: Fetched) -> bool:
         """Append a copy without counts to the dead-letter queue. Return False if that failed."""
-        properties = renewed_properties(message.properties, _COUNTS)
+        properties = renewed_properties(message.properties, NOT_SENT_AGAIN)
         try:
             await self._publisher.send_encoded(Encoded("", self._from, message.body, properties))
         except RabbitError:
             return False
         return True
-
-    async def close(self) -> None:
-        await self._exchanges.close()
 
     async def _route(self, headers: object, target: str) -> tuple[str | None, str]:
         """Return exchange and key. The exchange is None if the original key cannot be used."""

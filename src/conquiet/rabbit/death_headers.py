@@ -10,6 +10,8 @@ from typing import Final
 X_DEATH: Final = "x-death"
 X_DELIVERY_COUNT: Final = "x-delivery-count"
 X_ACQUIRED_COUNT: Final = "x-acquired-count"  # RabbitMQ 4.3: deliveries to any consumer, failed or not
+NOT_SENT_AGAIN: Final = ("CC", "BCC", X_DELIVERY_COUNT, X_ACQUIRED_COUNT)
+"""Removed from a message that is sent again: other queues that have their copies, and the counts of its old queue."""
 
 
 def retry_count(headers: object) -> int:

@@ -13,7 +13,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from conquiet.core.functions import is_coroutine_function
 from conquiet.core.log import FactLogger
@@ -42,7 +42,7 @@ _INTERRUPTIONS: Final = (Unavailable, Postponed)
 
 
 class Dispatcher:
-    """Handles the deliveries of one consumer, over all its links. Created inside the event loop.
+    """Handles the deliveries of one consumer, over all its links.
 
     Args:
         syncer: Handles the messages.
@@ -79,7 +79,7 @@ class Dispatcher:
         self._unstarted: list[Delivery] = []
         self._workers: SyncerWorkers
         if settings.batches is None:
-            kind: Any = TaskWorkers if is_coroutine_function(syncer) else ThreadWorkers
+            kind: type[SyncerWorkers] = TaskWorkers if is_coroutine_function(syncer) else ThreadWorkers
             self._workers = kind(syncer, pipeline, settings.concurrency, self._on_finished)
         else:
             self._workers = BatchWorkers(syncer, pipeline, settings.concurrency, self._on_finished, settings.batches)
@@ -93,7 +93,7 @@ class Dispatcher:
         return self._outage.is_paused
 
     def start(self) -> None:
-        """Start the workers."""
+        """Start the workers. Called in the event loop."""
         self._workers.start()
 
     def submit(self, deliveries: list[Delivery]) -> None:

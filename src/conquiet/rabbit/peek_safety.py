@@ -14,7 +14,7 @@ from conquiet.core.redaction import printable
 from conquiet.core.versions import release_of
 from conquiet.errors import ConfigurationError
 from conquiet.rabbit.connection import Link
-from conquiet.rabbit.queue_type import has_delivery_limit
+from conquiet.rabbit.queue_probe import has_delivery_limit
 from conquiet.rabbitmq_api import (
     DEFAULT_DELIVERY_LIMIT,
     RabbitApi,

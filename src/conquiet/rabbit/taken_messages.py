@@ -6,7 +6,7 @@ from typing import Final
 from conquiet.errors import RabbitError
 from conquiet.rabbit.connection import Fetched, Link
 from conquiet.rabbit.death_headers import delivery_count
-from conquiet.rabbit.queue_type import has_delivery_limit
+from conquiet.rabbit.queue_probe import has_delivery_limit
 from conquiet.rabbitmq_api import nack_is_uncounted
 
 _RELEASE_CHUNK: Final = 16

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from conquiet.core import tracing
 from conquiet.core.worker_pool import WorkerPool, start_in_context
@@ -21,7 +21,7 @@ from conquiet.rabbit.delivery import CURRENT, Delivery
 from conquiet.rabbit.pipeline import Pipeline, Ready
 from conquiet.rabbit.proca.decrypt import KeyFault
 from conquiet.rabbit.settle import Verdict
-from conquiet.rabbit.spans import process_span
+from conquiet.rabbit.spans import process_span, record_report
 from conquiet.rabbit.syncer import DONE, ContractBroken, Interruption, interpret_error, interpret_result
 
 T = TypeVar("T")
@@ -30,68 +30,79 @@ RunResult = Verdict | Interruption
 Finish = Callable[[Delivery, RunResult], None]
 
 
-class SyncerWorkers(Protocol):
-    """The interface of all kinds of workers, for the dispatcher."""
+class SyncerWorkers(ABC):
+    """Runs a syncer. Each kind of syncer has its own subclass.
 
-    def start(self) -> None:
-        """Start the workers."""
-        ...
+    Args:
+        syncer: Called with each message, or with a list of them.
+        pipeline: Prepares each message.
+        concurrency: Maximum number of concurrent messages (or batches).
+        finish: Called with each delivery and its report, in the loop's thread.
+    """
 
-    def submit(self, deliveries: list[Delivery]) -> None:
-        """Queue deliveries. Each starts when a worker is free."""
-        ...
-
-    def halt(self) -> None:
-        """Start no message from now on. Only assigns, so any thread and a signal handler may call it."""
-        ...
-
-    def take_unstarted(self) -> list[Delivery]:
-        """Remove and return unstarted deliveries."""
-        ...
-
-    @property
-    def running(self) -> int:
-        """Number of messages that the syncer is handling."""
-        ...
-
-    def owns_current_task(self) -> bool:
-        """Return whether the syncer is calling: it cannot wait for its own end."""
-        ...
-
-    async def drained(self) -> None:
-        """Wait until no message is running."""
-        ...
-
-    def abandon(self) -> int:
-        """End all workers without waiting. Return the number of messages in the syncer; 0 at a second call."""
-        ...
-
-    async def close(self) -> int:
-        """End all workers and return the number of abandoned messages."""
-        ...
-
-
-class PoolWorkers(ABC, Generic[T]):
-    """The common part of the workers that run messages or batches in a worker pool, on the event loop."""
-
-    def __init__(self, pool: WorkerPool[T]) -> None:
-        self._pool = pool
-        self._unstarted: list[Delivery] = []
+    def __init__(self, syncer: Callable[[Any], Any], pipeline: Pipeline, concurrency: int, finish: Finish) -> None:
+        self._syncer = syncer
+        self._prepare = pipeline.prepare
+        self._reads_headers = pipeline.reads_headers
+        self._concurrency = concurrency
+        self._finish = finish
+        self._unstarted: list[Delivery] = []  # taken by a worker after the halt
         self._halted = False
         self._closing = False
 
+    @abstractmethod
     def start(self) -> None:
-        """See :class:`SyncerWorkers`."""
-        self._pool.start()
+        """Start the workers. Called in the event loop."""
+
+    @abstractmethod
+    def submit(self, deliveries: list[Delivery]) -> None:
+        """Queue deliveries. Each starts when a worker is free."""
 
     def halt(self) -> None:
-        """See :class:`SyncerWorkers`."""
-        self._halted = True  # not pool.pause(), which must be called in the event loop's thread
+        """Start no message from now on. Only assigns, so any thread and a signal handler may call it."""
+        self._halted = True
+
+    @abstractmethod
+    def take_unstarted(self) -> list[Delivery]:
+        """Remove and return unstarted deliveries."""
 
     @property
     @abstractmethod
     def running(self) -> int:
+        """Number of messages that the syncer is handling."""
+
+    @abstractmethod
+    def owns_current_task(self) -> bool:
+        """Return whether the syncer is calling: it cannot wait for its own end."""
+
+    @abstractmethod
+    async def drained(self) -> None:
+        """Wait until no message is running."""
+
+    def abandon(self) -> int:
+        """End all workers without waiting. Return the number of messages in the syncer; 0 at a second call."""
+        if self._closing:
+            return 0
+        self._closing = True
+        return self._abort()
+
+    @abstractmethod
+    def _abort(self) -> int:
+        """End all workers without waiting. Return the number of messages in the syncer."""
+
+    async def close(self) -> int:
+        """End all workers and return the number of abandoned messages."""
+        return self.abandon()
+
+
+class PoolWorkers(SyncerWorkers, Generic[T]):
+    """The common part of the workers that run messages or batches in a worker pool, on the event loop."""
+
+    _pool: WorkerPool[T]
+
+    def start(self) -> None:
         """See :class:`SyncerWorkers`."""
+        self._pool.start()
 
     def owns_current_task(self) -> bool:
         """See :class:`SyncerWorkers`."""
@@ -101,11 +112,8 @@ class PoolWorkers(ABC, Generic[T]):
         """See :class:`SyncerWorkers`."""
         await self._pool.wait_idle()
 
-    def abandon(self) -> int:
-        """See :class:`SyncerWorkers`. Running syncers are cancelled; their messages stay unsettled."""
-        if self._closing:
-            return 0
-        self._closing = True
+    def _abort(self) -> int:
+        """Cancel running syncers; their messages stay unsettled."""
         running = self.running
         self._pool.abort()
         return running
@@ -120,14 +128,9 @@ class PoolWorkers(ABC, Generic[T]):
 class TaskWorkers(PoolWorkers[Delivery]):
     """Runs an ``async def`` syncer on the event loop, in the worker pool."""
 
-    def __init__(
-        self, syncer: Callable[[Any], Awaitable[object]], pipeline: Pipeline, concurrency: int, finish: Finish
-    ) -> None:
-        self._syncer = syncer
-        self._prepare = pipeline.prepare
-        self._reads_headers = pipeline.reads_headers
-        self._finish = finish
-        super().__init__(WorkerPool(concurrency, self._run, on_free=_ignore))
+    def __init__(self, syncer: Callable[[Any], Any], pipeline: Pipeline, concurrency: int, finish: Finish) -> None:
+        super().__init__(syncer, pipeline, concurrency, finish)
+        self._pool = WorkerPool(concurrency, self._run, on_free=_ignore)
 
     def submit(self, deliveries: list[Delivery]) -> None:
         """See :class:`SyncerWorkers`."""
@@ -165,7 +168,7 @@ class TaskWorkers(PoolWorkers[Delivery]):
                 else:
                     with process_span(delivery) as span:
                         report = interpret_result(await self._syncer(prepared.message))
-                        span.record(report)
+                        record_report(span, report)
             else:
                 report = prepared
         except GeneratorExit:  # the event loop is being torn down
@@ -181,32 +184,24 @@ class TaskWorkers(PoolWorkers[Delivery]):
             delivery.session.flush()  # one iteration of the loop before the scheduled flush
 
 
-class ThreadWorkers:
+class ThreadWorkers(SyncerWorkers):
     """Runs a plain function in threads, so that a blocking call never delays a heartbeat.
 
     The threads are daemons: a hanging thread must not keep the process from ending after the grace period.
     """
 
-    def __init__(self, syncer: Callable[[Any], object], pipeline: Pipeline, concurrency: int, finish: Finish) -> None:
-        self._syncer = syncer
-        self._prepare = pipeline.prepare
-        self._reads_headers = pipeline.reads_headers
-        self._concurrency = concurrency
-        self._finish = finish
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, syncer: Callable[[Any], Any], pipeline: Pipeline, concurrency: int, finish: Finish) -> None:
+        super().__init__(syncer, pipeline, concurrency, finish)
         self._buffer: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
         # All deliveries submitted and not reported. Only the loop's thread uses it, so it needs no lock.
         self._outstanding: set[Delivery] = set()
         self._reports: deque[tuple[Delivery, RunResult | None]] = deque()
         self._report_scheduled = False
-        self._unstarted: list[Delivery] = []  # taken by a thread after the halt
         self._idle = asyncio.Event()
-        # Set by the threads too: the next get() may return before the loop handles a fatal verdict or a stop.
-        self._halted = False
-        self._closing = False
 
     def start(self) -> None:
         """See :class:`SyncerWorkers`."""
+        self._loop = asyncio.get_running_loop()
         for number in range(self._concurrency):
             threading.Thread(target=self._work, name=f"conquiet-rabbit-{number}", daemon=True).start()
 
@@ -215,10 +210,6 @@ class ThreadWorkers:
         self._outstanding.update(deliveries)
         for delivery in deliveries:
             self._buffer.put(delivery)
-
-    def halt(self) -> None:
-        """See :class:`SyncerWorkers`."""
-        self._halted = True
 
     def take_unstarted(self) -> list[Delivery]:
         """See :class:`SyncerWorkers`."""
@@ -248,25 +239,18 @@ class ThreadWorkers:
             self._idle.clear()
             await self._idle.wait()
 
-    def abandon(self) -> int:
-        """See :class:`SyncerWorkers`. A thread cannot be cancelled: it runs until it returns or the process ends."""
-        if self._closing:
-            return 0
-        self._closing = True
+    def _abort(self) -> int:
+        """End the threads. A thread cannot be cancelled: it runs until it returns or the process ends."""
         for _ in range(self._concurrency):
             self._buffer.put(None)
         return len(self._outstanding)
-
-    async def close(self) -> int:
-        """See :class:`SyncerWorkers`."""
-        return self.abandon()
 
     def _work(self) -> None:
         while (delivery := self._buffer.get()) is not None:
             skipped = self._halted or not delivery.session.is_open
             verdict = None if skipped else copy_context().run(self._handle, delivery)
             if verdict is not DONE and isinstance(verdict, ContractBroken | KeyFault):
-                self._halted = True
+                self._halted = True  # here too: the next get() may return before the loop handles the verdict
             self._reports.append((delivery, verdict))
             # Two threads may both find the flag unset; then the second callback has nothing to do. No report is left
             # behind, because the loop unsets the flag before it reads the reports.
@@ -285,9 +269,11 @@ class ThreadWorkers:
                 return prepared
             CURRENT.set(delivery)
             who = "the syncer"
+            if tracing.active is None:
+                return interpret_result(self._syncer(prepared.message))
             with process_span(delivery) as span:
                 report = interpret_result(self._syncer(prepared.message))
-                span.record(report)
+                record_report(span, report)
                 return report
         except BaseException as error:  # noqa: BLE001 - a syncer, a model or a key store may raise anything, SystemExit too
             return interpret_error(error, who=who)

@@ -14,32 +14,22 @@ import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import (
-    AskError,
-    ClusterDownError,
-    MovedError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-    TryAgainError,
-)
+from redis.exceptions import AskError, MovedError, ReadOnlyError, RedisError, ResponseError, TryAgainError
 
 from conquiet.core.task_cancellation import reraise_swallowed_cancellation
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.connect_errors import address_of
 from conquiet.redis_transport.protocol import RedisProtocol
 from conquiet.redis_transport.replies import info_fields
-from conquiet.redis_transport.routing import Detour, NodeAddress
+from conquiet.redis_transport.routing import REDIRECTS, Detour, NodeAddress
 from conquiet.redis_transport.topology import Topology
 from conquiet.redis_transport.worker_reports import ConnectionId
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_REDIRECTS = (ReadOnlyError,)
+_CLUSTER_REDIRECTS = (ReadOnlyError, *REDIRECTS)
 """Refusals by the wrong server. A new connection, through Sentinel or a changed address, reaches the right one."""
-
-_CLUSTER_REDIRECTS = (*_REDIRECTS, AskError, ClusterDownError, TryAgainError)  # AskError includes MOVED
 
 _UNBLOCKED = "UNBLOCKED"
 _IN_MIGRATION = "TRYAGAIN the slot of a stream has moved while a read waited for it"
@@ -266,7 +256,7 @@ class AsyncRedisConnection:
         if not isinstance(reply, ResponseError):
             return True
         if not self._topology.may_move:
-            return isinstance(reply, _REDIRECTS)
+            return isinstance(reply, ReadOnlyError)
         # A slot that moves away ends a blocked read as if its stream were deleted. The next read is redirected, or
         # refused if the stream is deleted.
         return isinstance(reply, _CLUSTER_REDIRECTS) or str(reply).startswith(_UNBLOCKED)

@@ -37,7 +37,7 @@ from redis.retry import Retry
 from conquiet.errors import ConfigurationError
 from conquiet.redis_transport.closed_transport import plain_class, reporting_closed_transport
 from conquiet.redis_transport.routing import NodeAddress
-from conquiet.redis_transport.sentinel import AnySentinelPool, async_pool, sync_pool
+from conquiet.redis_transport.sentinel import AnySentinelPool, sentinel_pool
 
 SOCKET_TIMEOUT_S = 10.0
 """Longest wait for a reply, in addition to the BLOCK time of a read."""
@@ -92,10 +92,7 @@ def clone_sync(client: AnyRedis, *, socket_timeout_s: float = SOCKET_TIMEOUT_S) 
         from conquiet.redis_transport.cluster_client import SyncClusterClient  # imports this module
 
         return SyncClusterClient(cluster_seeds(client), socket_timeout_s=socket_timeout_s)
-    pool, kwargs = _settings(client, to_async=False, socket_timeout_s=socket_timeout_s)
-    kwargs["retry"] = Retry(NoBackoff(), 0)
-    own = sync_pool(pool, kwargs) if isinstance(pool, AnySentinelPool) else redis.ConnectionPool(**kwargs)
-    return redis.Redis.from_pool(own)
+    return redis.Redis.from_pool(_cloned_pool(client, to_async=False, socket_timeout_s=socket_timeout_s))
 
 
 def clone_async(client: AnyRedis, *, socket_timeout_s: float = SOCKET_TIMEOUT_S) -> redis.asyncio.Redis:
@@ -104,10 +101,7 @@ def clone_async(client: AnyRedis, *, socket_timeout_s: float = SOCKET_TIMEOUT_S)
         from conquiet.redis_transport.cluster_client import AsyncClusterClient  # imports this module
 
         return AsyncClusterClient(cluster_seeds(client), socket_timeout_s=socket_timeout_s)
-    pool, kwargs = _settings(client, to_async=True, socket_timeout_s=socket_timeout_s)
-    kwargs["retry"] = redis.asyncio.retry.Retry(NoBackoff(), 0)
-    own = async_pool(pool, kwargs) if isinstance(pool, AnySentinelPool) else redis.asyncio.ConnectionPool(**kwargs)
-    return redis.asyncio.Redis.from_pool(own)
+    return redis.asyncio.Redis.from_pool(_cloned_pool(client, to_async=True, socket_timeout_s=socket_timeout_s))
 
 
 def clone_to(client: AnyRedis, address: NodeAddress, *, timeout_s: float) -> redis.Redis:
@@ -178,8 +172,8 @@ def cluster_seeds(client: Any) -> ClusterSeeds:
     return ClusterSeeds(template, addresses, manager.address_remap or (lambda address: address))
 
 
-def _settings(client: AnyRedis, *, to_async: bool, socket_timeout_s: float) -> tuple[Any, dict[str, Any]]:
-    """Return the caller's pool and the settings of the clone's pool."""
+def _cloned_pool(client: AnyRedis, *, to_async: bool, socket_timeout_s: float) -> Any:
+    """Return the clone's pool."""
     pool = _pool_of(client)
     given: dict[str, Any] = pool.connection_kwargs
     source = plain_class(cast("type", pool.connection_class))
@@ -196,10 +190,13 @@ def _settings(client: AnyRedis, *, to_async: bool, socket_timeout_s: float) -> t
         "health_check_interval": 0,
         "socket_timeout": socket_timeout_s,
         "max_connections": MAX_CONNECTIONS,
+        "retry": (redis.asyncio.retry.Retry if to_async else Retry)(NoBackoff(), 0),
     }
     if kwargs.get("socket_connect_timeout") is None:
         kwargs["socket_connect_timeout"] = socket_timeout_s
-    return pool, kwargs
+    if isinstance(pool, AnySentinelPool):
+        return sentinel_pool(pool, kwargs, to_async=to_async)
+    return (redis.asyncio.ConnectionPool if to_async else redis.ConnectionPool)(**kwargs)
 
 
 def _pool_of(client: object) -> Any:

@@ -20,14 +20,7 @@ from redis.exceptions import RedisError
 
 from conquiet.redis_transport.client import ClusterRouted, ClusterSeeds, abort_client, clone_async, clone_sync, clone_to
 from conquiet.redis_transport.cluster_router import ClusterRouter, run_now, sync_router
-from conquiet.redis_transport.routing import (
-    ASKING,
-    NodeAddress,
-    NodeCommand,
-    NodeTarget,
-    key_of,
-    raise_first_error,
-)
+from conquiet.redis_transport.routing import ASKING, NodeAddress, NodeCommand, key_of, raise_first_error
 from conquiet.redis_transport.slot_table import SlotTable
 
 
@@ -46,7 +39,13 @@ class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[mi
         self.table = SlotTable(seeds)
         self._timeout_s = socket_timeout_s
         self._router = ClusterRouter(
-            self.table, socket_timeout_s, send=self._send, fetch=self.table.refresh_async, pause=asyncio.sleep
+            self.table,
+            socket_timeout_s,
+            asking=ASKING,
+            send=self._send,
+            for_each=lambda step, nodes: asyncio.gather(*map(step, nodes)),
+            fetch=self.table.refresh_async,
+            pause=asyncio.sleep,
         )
         self._nodes: dict[NodeAddress, redis.asyncio.Redis] = {}
 
@@ -62,27 +61,25 @@ class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[mi
     def node_of(self, key: str) -> redis.asyncio.Redis:
         """Return the client of the last known owner of a key, or this one if none is known."""
         try:
-            return self._node(self.table.owner(key))
+            return self.node(self.table.owner(key))
         except RedisError:
             return self
 
     async def execute_many(self, commands: Sequence[NodeCommand]) -> list[Any]:
         """Send commands, one pipeline per node, and return their replies; errors are among them."""
-        replies: list[Any] = [None] * len(commands)
-        keyed = [(key_of(command[0]), command) for command in commands]
-
-        async def send(address: NodeAddress, places: list[int]) -> None:
-            found = await self._router.execute_on(address, [keyed[place] for place in places])
-            for place, reply in zip(places, found, strict=True):
-                replies[place] = reply
-
-        by_node = await self._router.places_by_node([key for key, _ in keyed])
-        await asyncio.gather(*(send(address, places) for address, places in by_node.items()))
-        return replies
+        return await self._router.execute_many([(key_of(command[0]), command) for command in commands])
 
     async def send_together(self, commands: Sequence[NodeCommand]) -> list[Any]:
         """Send commands on one connection; see ``ClusterRouter.send_together``."""
         return await self._router.send_together(key_of(commands[0][0]), commands)
+
+    def node(self, address: NodeAddress) -> redis.asyncio.Redis:
+        """Return the client of one node."""
+        node = self._nodes.get(address)
+        if node is None:
+            node = self._nodes[address] = clone_async(self.seeds.template, socket_timeout_s=self._timeout_s)
+            node.connection_pool.connection_kwargs |= {"host": address[0], "port": address[1]}
+        return node
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:  # noqa: FBT001 - redis-py's signature
         """Close the connections to all nodes."""
@@ -92,28 +89,19 @@ class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[mi
             await node.aclose()
         await super().aclose(close_connection_pool)
 
-    async def _send(self, target: NodeTarget, commands: Sequence[NodeCommand]) -> list[Any]:
-        address, asking = target
-        node = self._node(address)
+    async def _send(self, address: NodeAddress, commands: Sequence[NodeCommand]) -> list[Any]:
+        node = self.node(address)
         try:
-            if len(commands) == 1 and not asking:
+            if len(commands) == 1:
                 ((args, options),) = commands
                 return [await node.execute_command(*args, **options)]  # type: ignore[no-untyped-call]
             async with node.pipeline(transaction=False) as pipe:
-                for args, options in _with_asking(commands) if asking else commands:
+                for args, options in commands:
                     pipe.execute_command(*args, **options)
                 replies: list[Any] = await pipe.execute(raise_on_error=False)
         except (RedisError, OSError) as error:
             return [error] * len(commands)
-        return replies[1::2] if asking else replies
-
-    def _node(self, address: NodeAddress) -> redis.asyncio.Redis:
-        node = self._nodes.get(address)
-        if node is None:
-            node = clone_async(self.seeds.template, socket_timeout_s=self._timeout_s)
-            node.connection_pool.connection_kwargs |= {"host": address[0], "port": address[1]}
-            self._nodes[address] = node
-        return node
+        return replies
 
 
 class AsyncClusterPipeline(AsyncPipeline):
@@ -150,7 +138,7 @@ class SyncClusterClient(ClusterRouted, redis.Redis):
         self.table = SlotTable(seeds) if table is None else table
         self._owns_table = table is None
         self._timeout_s = socket_timeout_s
-        self.router = sync_router(self.table, socket_timeout_s, self._send)
+        self.router = sync_router(self.table, socket_timeout_s, asking=ASKING, send=self._send)
         self._nodes: dict[NodeAddress, redis.Redis] = {}
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
@@ -171,13 +159,7 @@ class SyncClusterClient(ClusterRouted, redis.Redis):
 
     def execute_many(self, commands: Sequence[NodeCommand]) -> list[Any]:
         """Send commands, one pipeline per node, and return their replies; errors are among them."""
-        replies: list[Any] = [None] * len(commands)
-        keyed = [(key_of(command[0]), command) for command in commands]
-        for address, places in run_now(self.router.places_by_node([key for key, _ in keyed])).items():
-            found = run_now(self.router.execute_on(address, [keyed[place] for place in places]))
-            for place, reply in zip(places, found, strict=True):
-                replies[place] = reply
-        return replies
+        return run_now(self.router.execute_many([(key_of(command[0]), command) for command in commands]))
 
     def send_together(self, commands: Sequence[NodeCommand]) -> list[Any]:
         """Send commands on one connection; see ``ClusterRouter.send_together``."""
@@ -204,20 +186,19 @@ class SyncClusterClient(ClusterRouted, redis.Redis):
         for node in list(self._nodes.values()):
             abort_client(node)
 
-    def _send(self, target: NodeTarget, commands: Sequence[NodeCommand]) -> list[Any]:
-        address, asking = target
+    def _send(self, address: NodeAddress, commands: Sequence[NodeCommand]) -> list[Any]:
         node = self.node(address)
         try:
-            if len(commands) == 1 and not asking:
+            if len(commands) == 1:
                 ((args, options),) = commands
                 return [node.execute_command(*args, **options)]  # type: ignore[no-untyped-call]
             with node.pipeline(transaction=False) as pipe:
-                for args, options in _with_asking(commands) if asking else commands:
+                for args, options in commands:
                     pipe.execute_command(*args, **options)  # type: ignore[no-untyped-call]
                 replies: list[Any] = pipe.execute(raise_on_error=False)
         except (RedisError, OSError) as error:
             return [error] * len(commands)
-        return replies[1::2] if asking else replies
+        return replies
 
 
 class SyncClusterPipeline(Pipeline):
@@ -233,10 +214,6 @@ class SyncClusterPipeline(Pipeline):
         self.reset()
         replies = self._cluster.execute_many(commands)
         return raise_first_error(replies) if raise_on_error else replies
-
-
-def _with_asking(commands: Sequence[NodeCommand]) -> list[NodeCommand]:
-    return [one for command in commands for one in (ASKING, command)]
 
 
 def _reject_transaction(transaction: bool) -> None:  # noqa: FBT001 - see ``pipeline``

@@ -19,7 +19,7 @@ from conquiet.redis_transport.cluster_router import ClusterRouter, run_now, sync
 from conquiet.redis_transport.commands import pack, split_packed
 from conquiet.redis_transport.connection import RedisConnection
 from conquiet.redis_transport.errors import translate
-from conquiet.redis_transport.routing import ConnectionFailure, NodeAddress, NodeTarget
+from conquiet.redis_transport.routing import ConnectionFailure, NodeAddress
 
 _ASKING = pack("ASKING")
 
@@ -112,13 +112,10 @@ class ClusterConnection(RedisConnection):
     def _router(self, command: str, wait_s: float, stream: str, group: str) -> ClusterRouter[bytes]:
         """Return a router for packed commands of one call."""
 
-        def send(target: NodeTarget, packed: Sequence[bytes]) -> list[Any]:
-            address, asking = target
-            sent = [part for one in packed for part in (_ASKING, one)] if asking else packed
-            answers = self._send_packed(address, b"".join(sent), len(sent), command, wait_s, stream, group)
-            return answers[1::2] if asking else answers
+        def send(address: NodeAddress, packed: Sequence[bytes]) -> list[Any]:
+            return self._send_packed(address, b"".join(packed), len(packed), command, wait_s, stream, group)
 
-        return sync_router(self._cluster.table, self._settings["socket_timeout"], send)
+        return sync_router(self._cluster.table, self._settings["socket_timeout"], asking=_ASKING, send=send)
 
     def _send_packed(
         self, address: NodeAddress, packed: bytes, replies: int, command: str, wait_s: float, stream: str, group: str

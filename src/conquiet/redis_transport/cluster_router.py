@@ -12,7 +12,7 @@ See docs/decisions/0015.
 
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from redis.exceptions import RedisError, ResponseError
@@ -25,6 +25,7 @@ C = TypeVar("C")
 P = ParamSpec("P")
 T = TypeVar("T")
 Key = bytes | str | None
+ForEach = Callable[[Callable[[NodeAddress], Awaitable[None]], Iterable[NodeAddress]], Awaitable[object]]
 
 
 class ClusterRouter(Generic[C]):
@@ -33,7 +34,9 @@ class ClusterRouter(Generic[C]):
     Args:
         table: The owners of the slots.
         timeout_s: Longest total time of the redirects of a command.
+        asking: The command ASKING.
         send: Sends commands to one node, on one connection. Returns their replies, and errors in place of replies.
+        for_each: Calls a step for each item: concurrently, or one after the other.
         fetch: Fetches the slot table.
         pause: Waits.
     """
@@ -43,33 +46,41 @@ class ClusterRouter(Generic[C]):
         table: SlotTable,
         timeout_s: float,
         *,
-        send: Callable[[NodeTarget, Sequence[C]], Awaitable[list[Any]]],
+        asking: C,
+        send: Callable[[NodeAddress, Sequence[C]], Awaitable[list[Any]]],
+        for_each: ForEach,
         fetch: Callable[[], Awaitable[None]],
         pause: Callable[[float], Awaitable[None]],
     ) -> None:
         self._table = table
         self._timeout_s = timeout_s
+        self._asking = asking
         self._send = send
+        self._for_each = for_each
         self._fetch = fetch
         self._pause = pause
 
     async def execute(self, key: Key, command: C) -> Any:
         """Send one command and return its reply. Raises redis-py's errors."""
-        target = (await self.owner(key), False)
-        (reply,) = await self._send(target, [command])
-        return await self._follow(key, command, target, reply)
+        address = await self.owner(key)
+        (reply,) = await self._send(address, [command])
+        return await self._follow(key, command, address, reply)
 
-    async def places_by_node(self, keys: Sequence[Key]) -> dict[NodeAddress, list[int]]:
-        """Return the places of the keys for each node."""
-        places: dict[NodeAddress, list[int]] = {}
-        for place, key in enumerate(keys):
-            places.setdefault(await self.owner(key), []).append(place)
-        return places
+    async def execute_many(self, commands: Sequence[tuple[Key, C]]) -> list[Any]:
+        """Send commands with their keys, all for one node together. Return their replies; errors are among them."""
+        replies: list[Any] = [None] * len(commands)
+        places_of: dict[NodeAddress, list[int]] = {}
+        for place, (key, _) in enumerate(commands):
+            places_of.setdefault(await self.owner(key), []).append(place)
 
-    async def execute_on(self, address: NodeAddress, commands: Sequence[tuple[Key, C]]) -> list[Any]:
-        """Send commands with their keys to one node and return their replies; errors are among them."""
-        replies = await self._send((address, False), [command for _, command in commands])
-        return await self.follow_all(address, commands, replies)
+        async def send(address: NodeAddress) -> None:
+            sent = [commands[place] for place in places_of[address]]
+            found = await self._send(address, [command for _, command in sent])
+            for place, reply in zip(places_of[address], await self.follow_all(address, sent, found), strict=True):
+                replies[place] = reply
+
+        await self._for_each(send, places_of)
+        return replies
 
     async def follow_all(
         self, address: NodeAddress, commands: Sequence[tuple[Key, C]], replies: list[Any]
@@ -78,7 +89,7 @@ class ClusterRouter(Generic[C]):
         for place, (key, command) in enumerate(commands):
             if isinstance(replies[place], ConnectionFailure):
                 try:
-                    replies[place] = await self._follow(key, command, (address, False), replies[place])
+                    replies[place] = await self._follow(key, command, address, replies[place])
                 except (RedisError, OSError) as error:
                     replies[place] = error
         return replies
@@ -92,7 +103,7 @@ class ClusterRouter(Generic[C]):
         target = (await self.owner(key), False)
         detour = Detour(self._timeout_s)
         while True:
-            replies = await self._send(target, commands)
+            replies = await self._send_to(target, commands)
             if not isinstance(replies[0], ConnectionFailure):
                 return replies
             try:
@@ -110,12 +121,20 @@ class ClusterRouter(Generic[C]):
                     raise
         return self._table.owner(key)
 
-    async def _follow(self, key: Key, command: C, target: NodeTarget, reply: Any) -> Any:
+    async def _send_to(self, target: NodeTarget, commands: Sequence[C]) -> list[Any]:
+        address, asking = target
+        if not asking:
+            return await self._send(address, commands)
+        replies = await self._send(address, [one for command in commands for one in (self._asking, command)])
+        return replies[1::2]
+
+    async def _follow(self, key: Key, command: C, address: NodeAddress, reply: Any) -> Any:
         """Send a command to the node that a redirect names, until a node executes it or none is left to try."""
         detour = Detour(self._timeout_s)
+        target = (address, False)
         while isinstance(reply, ConnectionFailure):
             target = await self._next(reply, key, target, detour)
-            (reply,) = await self._send(target, [command])
+            (reply,) = await self._send_to(target, [command])
         return reply
 
     async def _next(self, failure: ConnectionFailure, key: Key, target: NodeTarget, detour: Detour) -> NodeTarget:
@@ -133,11 +152,13 @@ class ClusterRouter(Generic[C]):
 
 
 def sync_router(
-    table: SlotTable, timeout_s: float, send: Callable[[NodeTarget, Sequence[C]], list[Any]]
+    table: SlotTable, timeout_s: float, *, asking: C, send: Callable[[NodeAddress, Sequence[C]], list[Any]]
 ) -> ClusterRouter[C]:
     """Return a router without asyncio; call its methods with ``run_now``."""
     fetch, pause = _immediate(table.refresh), _immediate(time.sleep)
-    return ClusterRouter(table, timeout_s, send=_immediate(send), fetch=fetch, pause=pause)
+    return ClusterRouter(
+        table, timeout_s, asking=asking, send=_immediate(send), for_each=_in_turn, fetch=fetch, pause=pause
+    )
 
 
 def run_now(work: Coroutine[Any, Any, T]) -> T:
@@ -148,6 +169,11 @@ def run_now(work: Coroutine[Any, Any, T]) -> T:
         result: T = end.value
         return result
     raise AssertionError("a coroutine of a synchronous router has suspended")
+
+
+async def _in_turn(step: Callable[[NodeAddress], Awaitable[None]], nodes: Iterable[NodeAddress]) -> None:
+    for node in nodes:
+        await step(node)
 
 
 def _immediate(call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:

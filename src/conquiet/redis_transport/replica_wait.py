@@ -10,7 +10,6 @@ If a node of a cluster redirects the write, all three commands go to the other n
 See docs/decisions/0056.
 """
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -111,11 +110,10 @@ async def run_replicated(
     with translate_errors(script.action, stream=stream):
         async with async_limit(client, keys[0]):
             with reraise_swallowed_cancellation():
-                with contextlib.suppress(NoScriptError):
-                    words = script.words(keys, args)
-                    return _checked(await _send(client, words, wait, stream), wait, stream, script)
-                words = script.words(keys, args, in_full=True)
-                return _checked(await _send(client, words, wait, stream), wait, stream, script)
+                replies = await _send(client, script.words(keys, args), wait, stream)
+                if isinstance(replies[0], NoScriptError):
+                    replies = await _send(client, script.words(keys, args, in_full=True), wait, stream)
+                return _checked(replies, wait, stream, script)
 
 
 def run_replicated_sync(
@@ -123,10 +121,10 @@ def run_replicated_sync(
 ) -> Any:
     """Do what ``run_replicated`` does, without asyncio."""
     with translate_errors(script.action, stream=stream), sync_limit(client, keys[0]):
-        with contextlib.suppress(NoScriptError):
-            return _checked(_send_sync(client, script.words(keys, args), wait, stream), wait, stream, script)
-        words = script.words(keys, args, in_full=True)
-        return _checked(_send_sync(client, words, wait, stream), wait, stream, script)
+        replies = _send_sync(client, script.words(keys, args), wait, stream)
+        if isinstance(replies[0], NoScriptError):
+            replies = _send_sync(client, script.words(keys, args, in_full=True), wait, stream)
+        return _checked(replies, wait, stream, script)
 
 
 def write_replicated(

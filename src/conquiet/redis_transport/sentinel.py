@@ -38,22 +38,14 @@ class _OwnAsyncPool(redis.asyncio.sentinel.SentinelConnectionPool):
                 await sentinel.aclose()
 
 
-def sync_pool(callers: AnySentinelPool, settings: dict[str, Any]) -> redis.ConnectionPool:
+def sentinel_pool(callers: AnySentinelPool, settings: dict[str, Any], *, to_async: bool) -> Any:
     """Return a pool that finds the master as the caller's does; ``settings`` apply to its connections."""
+    kind: Any = redis.asyncio.sentinel if to_async else redis.sentinel
     manager: Any = callers.sentinel_manager
-    if isinstance(manager, redis.sentinel.Sentinel):
-        return redis.sentinel.SentinelConnectionPool(callers.service_name, manager, **settings)  # type: ignore[no-untyped-call]
-    own = redis.sentinel.Sentinel(**_arguments(manager))  # type: ignore[no-untyped-call]
-    return _OwnPool(callers.service_name, own, **settings)  # type: ignore[no-untyped-call]
-
-
-def async_pool(callers: AnySentinelPool, settings: dict[str, Any]) -> redis.asyncio.ConnectionPool:
-    """Return an asyncio pool. See ``sync_pool``."""
-    manager: Any = callers.sentinel_manager
-    if isinstance(manager, redis.asyncio.sentinel.Sentinel):
-        return redis.asyncio.sentinel.SentinelConnectionPool(callers.service_name, manager, **settings)  # type: ignore[no-untyped-call]
-    own = redis.asyncio.sentinel.Sentinel(**_arguments(manager))  # type: ignore[no-untyped-call]
-    return _OwnAsyncPool(callers.service_name, own, **settings)  # type: ignore[no-untyped-call]
+    if isinstance(manager, kind.Sentinel):
+        return kind.SentinelConnectionPool(callers.service_name, manager, **settings)
+    own_pool: Any = _OwnAsyncPool if to_async else _OwnPool
+    return own_pool(callers.service_name, kind.Sentinel(**_arguments(manager)), **settings)
 
 
 def _arguments(manager: Any) -> dict[str, Any]:

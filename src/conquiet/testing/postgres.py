@@ -8,8 +8,8 @@ import signal
 from typing import TYPE_CHECKING, ClassVar
 
 from conquiet.testing import discovery, handshakes
+from conquiet.testing.databases import PostgresDatabases, execute
 from conquiet.testing.errors import ServerStartError
-from conquiet.testing.postgres_databases import PostgresDatabases, execute
 from conquiet.testing.process import PrivateServer, ServerCommand
 
 if TYPE_CHECKING:

@@ -48,6 +48,7 @@ S = TypeVar("S", "RedisServer", "RedisClusterServer", "MySQLServer", "PostgresSe
 
 _FLAVOUR_FIXTURE = "conquiet_mysql_flavour"
 _FLAVOURS_VARIABLE = "CONQUIET_TEST_DB_FLAVOURS"
+_DATABASE = "conquiet_test_"
 _SERVERS_KEY: pytest.StashKey[Any] = pytest.StashKey()
 
 
@@ -145,34 +146,40 @@ def redis_url(redis_server: SharedRedis, key_prefix: str) -> Iterator[str]:
         redis_server.delete_prefix(key_prefix)
 
 
+@contextmanager
+def _created(
+    prefix: str,
+    server: SharedMySQL | SharedPostgres | SharedRabbitMQ,
+    create: Callable[[str], str],
+    delete: Callable[[str], None],
+) -> Iterator[str]:
+    """Yield the URL of what ``create`` makes on a shared server for one test, and ``delete`` it afterwards."""
+    name = f"{prefix}{uuid4().hex[:12]}"
+    server.ensure_running()
+    yield create(name)
+    server.ensure_running()  # the test may have killed it
+    delete(name)
+
+
 @pytest.fixture
 def db_url(mysql_server: SharedMySQL) -> Iterator[str]:
     """Yield the SQLAlchemy URL of an empty database for this test; it is dropped afterwards."""
-    name = f"conquiet_test_{uuid4().hex[:12]}"
-    mysql_server.ensure_running()
-    yield mysql_server.create_database(name)
-    mysql_server.ensure_running()
-    mysql_server.drop_database(name)
+    with _created(_DATABASE, mysql_server, mysql_server.create_database, mysql_server.drop_database) as url:
+        yield url
 
 
 @pytest.fixture
 def postgres_url(postgres_server: SharedPostgres) -> Iterator[str]:
     """Yield the SQLAlchemy URL (psycopg) of an empty PostgreSQL database for this test, dropped afterwards."""
-    name = f"conquiet_test_{uuid4().hex[:12]}"
-    postgres_server.ensure_running()
-    yield postgres_server.create_database(name)
-    postgres_server.ensure_running()
-    postgres_server.drop_database(name)
+    with _created(_DATABASE, postgres_server, postgres_server.create_database, postgres_server.drop_database) as url:
+        yield url
 
 
 @pytest.fixture
 def amqp_url(rabbitmq_server: SharedRabbitMQ) -> Iterator[str]:
     """Yield the AMQP URL of a vhost for this test; it is deleted afterwards."""
-    name = f"test-{uuid4().hex[:12]}"
-    rabbitmq_server.ensure_running()
-    yield rabbitmq_server.create_vhost(name)
-    rabbitmq_server.ensure_running()
-    rabbitmq_server.delete_vhost(name)
+    with _created("test-", rabbitmq_server, rabbitmq_server.create_vhost, rabbitmq_server.delete_vhost) as url:
+        yield url
 
 
 @contextmanager

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import quote
 from uuid import uuid4
 
 from conquiet.rabbitmq_api import with_vhost
+from conquiet.testing.cluster import PrivateCluster, concurrently
 from conquiet.testing.errors import ServerStartError, ServerStateError
 from conquiet.testing.handshakes import connect_tcp
 from conquiet.testing.polling import wait_until
@@ -27,8 +27,6 @@ from conquiet.testing.rabbitmq import RabbitMQServer
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
-    from types import TracebackType
-    from typing import Self
 
 _WAIT_S = 120.0
 # A dead letter that was in flight when a node was killed (strategy "at-least-once") is sent again after this time.
@@ -92,7 +90,7 @@ class RabbitMQNode(RabbitMQServer):
         (self.folder / "advanced.config").write_text(_ADVANCED_CONFIG)
 
 
-class RabbitMQClusterServer:
+class RabbitMQClusterServer(PrivateCluster[RabbitMQNode]):
     """A cluster of ``nodes`` nodes, started in about half a minute.
 
     Args:
@@ -101,54 +99,28 @@ class RabbitMQClusterServer:
     """
 
     def __init__(self, *, nodes: int = 3, binary: str | os.PathLike[str] | None = None) -> None:
+        super().__init__()
         self._count, self._binary = nodes, binary
         self._epmd = _Epmd()
-        self.nodes: list[RabbitMQNode] = []
 
-    def start(self) -> Self:
-        """Start the nodes and return once all of them are one cluster."""
-        if self.nodes:
-            raise ServerStateError("the cluster was started before")
-        try:
-            self._epmd.start()
-            cookie = uuid4().hex
-            first = RabbitMQNode(cookie=cookie, epmd_port=self._epmd.port, binary=self._binary)
-            self.nodes.append(first)
-            first.start()
-            self.nodes += [
-                RabbitMQNode(cookie=cookie, epmd_port=self._epmd.port, join=first.node, binary=self._binary)
-                for _ in range(self._count - 1)
-            ]
-            with ThreadPoolExecutor(self._count) as pool:
-                list(pool.map(RabbitMQNode.start, self.nodes[1:]))
-            wait_until(self._is_whole, timeout_s=_WAIT_S)
-        except BaseException:
-            self.stop()
-            raise
-        return self
+    def _form(self) -> None:
+        self._epmd.start()
+        cookie = uuid4().hex
+        first = RabbitMQNode(cookie=cookie, epmd_port=self._epmd.port, binary=self._binary)
+        self.nodes.append(first)
+        first.start()
+        others = [
+            RabbitMQNode(cookie=cookie, epmd_port=self._epmd.port, join=first.node, binary=self._binary)
+            for _ in range(self._count - 1)
+        ]
+        self.nodes += others
+        concurrently(RabbitMQNode.start, others)
+        wait_until(self._is_whole, timeout_s=_WAIT_S)
 
     def stop(self) -> None:
         """End all nodes. May be called at any time and more than once."""
-        for server in (*self.nodes, self._epmd):
-            server.stop()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    @property
-    def name(self) -> str:
-        """``rabbitmq cluster``."""
-        return "rabbitmq cluster"
-
-    @property
-    def version(self) -> str:
-        """The version of the nodes."""
-        return self.nodes[0].version
+        super().stop()
+        self._epmd.stop()
 
     @property
     def urls(self) -> list[str]:
@@ -222,9 +194,3 @@ class RabbitMQClusterServer:
         except OSError:
             return False
         return all(sum(bool(one.get("running")) for one in view) == self._count for view in views)
-
-    def _any_node(self) -> RabbitMQNode:
-        for node in self.nodes:
-            if node.is_running:
-                return node
-        raise ServerStateError("no node of the cluster runs")

@@ -13,9 +13,9 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from conquiet.testing.cluster import PrivateCluster, concurrently
 from conquiet.testing.cluster_slots import SLOTS, key_slot, masters_of, slot_ranges
 from conquiet.testing.errors import ServerStateError
 from conquiet.testing.handshakes import NotReadyError
@@ -26,8 +26,6 @@ from conquiet.testing.redis import RedisServer
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Sequence
-    from types import TracebackType
-    from typing import Self
 
     from conquiet.testing.handshakes import RespReply
 
@@ -85,7 +83,7 @@ class ClusterNode(RedisServer):
         return self.replication()["role"] == "master"
 
 
-class RedisClusterServer:
+class RedisClusterServer(PrivateCluster[ClusterNode]):
     """A cluster of ``masters`` nodes with ``replicas`` replicas each, started in about three seconds.
 
     A cluster does not serve for two seconds after its start: that wait is in the server's code.
@@ -108,53 +106,12 @@ class RedisClusterServer:
         binary: str | os.PathLike[str] | None = None,
         node_timeout_s: float = 5.0,
     ) -> None:
+        super().__init__()
         self._binary = binary
         self._masters, self._replicas = masters, replicas
         self._node_timeout_s = node_timeout_s
-        self.nodes: list[ClusterNode] = []
-
-    # ------------------------------------------------------------------ life
-    def start(self) -> Self:
-        """Start all nodes and return once all of them serve."""
-        if self.nodes:
-            raise ServerStateError("the cluster was started before")
-        self.nodes = [ClusterNode(binary=self._binary) for _ in range(self._masters * (1 + self._replicas))]
-        try:
-            for node in self.nodes:
-                node.node_timeout_s = self._node_timeout_s
-            with ThreadPoolExecutor(len(self.nodes)) as pool:
-                list(pool.map(ClusterNode.start, self.nodes))
-            self._form()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def stop(self) -> None:
-        """End all nodes. May be called at any time and more than once."""
-        if self.nodes:
-            with ThreadPoolExecutor(len(self.nodes)) as pool:
-                list(pool.map(ClusterNode.stop, self.nodes))
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
 
     # ------------------------------------------------------------------ what it is
-    @property
-    def name(self) -> str:
-        """``redis cluster`` or ``valkey cluster``."""
-        return f"{self.nodes[0].name} cluster"
-
-    @property
-    def version(self) -> str:
-        """The version of the nodes."""
-        return self.nodes[0].version
-
     @property
     def url(self) -> str:
         """URL of a node that runs, with the option that makes conquiet use the whole cluster."""
@@ -290,13 +247,11 @@ class RedisClusterServer:
         self._wait_settled()
 
     # ------------------------------------------------------------------ inside
-    def _any_node(self) -> ClusterNode:
-        for node in self.nodes:
-            if node.is_running:
-                return node
-        raise ServerStateError("no node of the cluster runs")
-
     def _form(self) -> None:
+        self.nodes = [ClusterNode(binary=self._binary) for _ in range(self._masters * (1 + self._replicas))]
+        for node in self.nodes:
+            node.node_timeout_s = self._node_timeout_s
+        concurrently(ClusterNode.start, self.nodes)
         masters = self.nodes[: self._masters]
         for number, node in enumerate(self.nodes):
             # Without it all nodes start in the same epoch and need seconds to agree on another.

@@ -82,4 +82,4 @@ __all__ = [
 
 describe_constructors(globals())
 # Needs the extra "rabbit"; no other name does.
-__getattr__, __dir__ = lazy_exports(__name__, {".rabbit_target": ["ToRabbit"]})
+__getattr__, __dir__ = lazy_exports(__name__, {"ToRabbit": "conquiet.transactional.rabbit_target"})

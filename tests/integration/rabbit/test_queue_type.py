@@ -7,7 +7,7 @@ from tests.integration.rabbit.conftest import Rabbit, Recorder
 
 from conquiet.rabbit import RabbitConsumer, RabbitDeadLetters, SchemaRegistry
 from conquiet.rabbit.connection import Link
-from conquiet.rabbit.queue_type import has_delivery_limit, queue_type
+from conquiet.rabbit.queue_probe import has_delivery_limit, queue_type
 from conquiet.testing import wait_until_async
 
 

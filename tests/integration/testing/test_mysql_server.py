@@ -5,7 +5,7 @@ import pytest
 import sqlalchemy as sa
 
 from conquiet.testing import MySQLServer, wait_until
-from conquiet.testing.databases import quoted
+from conquiet.testing.databases import MYSQL_QUOTE, quoted
 from conquiet.testing.shared import SharedMySQL
 
 StartMySQL = Callable[..., MySQLServer]
@@ -82,4 +82,4 @@ def test_a_database_is_dropped_even_while_a_transaction_is_open_in_it(mysql_serv
 
 def test_a_database_name_that_is_not_plain_is_refused() -> None:
     with pytest.raises(ValueError, match="not a plain database name"):
-        quoted("x`; DROP DATABASE y")
+        quoted("x`; DROP DATABASE y", MYSQL_QUOTE)

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from conquiet.testing import ExternalPostgres, PostgresServer, ServerNotOwnedError
-from conquiet.testing.postgres_databases import quoted
+from conquiet.testing.databases import POSTGRES_QUOTE, quoted
 from conquiet.testing.server_supervisor import remove_shared_memory
 from conquiet.testing.shared import SharedPostgres
 
@@ -131,7 +131,7 @@ def test_a_postgresql_given_by_url_is_used_and_never_killed(postgres_server: Sha
 @pytest.mark.parametrize("name", ["", "a-b", 'x"; DROP TABLE t; --', "A"])
 def test_only_plain_names_become_part_of_a_statement(name: str) -> None:
     with pytest.raises(ValueError, match="not a plain database name"):
-        quoted(name)
+        quoted(name, POSTGRES_QUOTE)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes the account")

@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime
 
-from conquiet.rabbit import dead_letter_mover
 from conquiet.rabbit.dead_letter_headers import with_move_record
 from conquiet.rabbit.properties import Properties, encode_properties
 from conquiet.rabbit.syncer import Refused
@@ -13,7 +12,7 @@ def test_a_moved_message_loses_copies_and_old_counts() -> None:
     headers = {"own": 7, "CC": ["work"], "BCC": ["audit"], "x-delivery-count": 3, "x-acquired-count": 4}
     raw = encode_properties({"message_id": "m-1", "headers": headers})
 
-    moved = Properties(with_move_record(raw, "work", Refused(), datetime.now(UTC), dead_letter_mover._DROPPED))
+    moved = Properties(with_move_record(raw, "work", Refused(), datetime.now(UTC)))
 
     assert isinstance(moved.headers, dict)
     assert moved.headers["own"] == 7

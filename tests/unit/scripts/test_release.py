@@ -97,6 +97,28 @@ def test_a_renamed_argument_breaks_the_interface(tmp_path: Path) -> None:
     assert "emit(event)" in renamed.stdout + renamed.stderr
 
 
+def test_a_name_that_a_stub_no_longer_exports_is_found(tmp_path: Path) -> None:
+    package = tmp_path / "src" / "conquiet"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "jobs.py").write_text('def emit(event: str) -> None:\n    """Emit."""\n')
+    stub = package / "__init__.pyi"
+    stub.write_text("from conquiet.jobs import emit as emit\n")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "--all")
+    git(tmp_path, "commit", "--quiet", "--message=first")
+    git(tmp_path, "tag", "v0.1.0")
+    command = [sys.executable, str(SCRIPT), "--repository", str(tmp_path)]
+
+    unchanged = subprocess.run(command, capture_output=True, text=True, check=False)
+    stub.write_text("")
+    removed = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert unchanged.returncode == 0, unchanged.stdout + unchanged.stderr
+    assert removed.returncode == 1
+    assert "emit" in removed.stdout + removed.stderr
+
+
 def test_the_sdist_has_every_folder_of_the_repository() -> None:
     """The tests read documents, deploy files and the ledger, and pass in what is unpacked from it, too."""
     root = SCRIPT.parent.parent

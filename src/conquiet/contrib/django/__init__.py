@@ -11,25 +11,11 @@
 See docs/decisions/0042.
 """
 
-from typing import TYPE_CHECKING
-
 from conquiet.core.extras import require_extra
-from conquiet.core.lazy_exports import lazy_exports
+from conquiet.core.lazy_exports import lazy_exports, stub_exports
 
 require_extra("django", "django")
 
-if TYPE_CHECKING:
-    from conquiet.contrib.django.database import django_url
-    from conquiet.contrib.django.tasks import DjangoTask, register_tasks, task
-    from conquiet.contrib.django.transaction import DjangoTransaction, emit
-
-__all__ = ["DjangoTask", "DjangoTransaction", "django_url", "emit", "register_tasks", "task"]
-
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        ".database": ("django_url",),
-        ".tasks": ("DjangoTask", "register_tasks", "task"),
-        ".transaction": ("DjangoTransaction", "emit"),
-    },
-)
+_HOMES = stub_exports(__name__)
+__all__ = list(_HOMES)
+__getattr__, __dir__ = lazy_exports(__name__, _HOMES)

@@ -1,22 +1,39 @@
-"""Determine by AMQP alone whether a queue was declared with a dead-letter exchange.
+"""Determine facts of a queue by AMQP alone, without taking a message or changing the queue. Refusals name them.
 
-No reply of AMQP names the arguments of a queue, but a refusal does. If an existing queue is declared with other
-arguments, the broker refuses, and names the first argument that differs and its current value (RabbitMQ 3.10 and 4.3).
-The declaration sent here has a number in place of the exchange's name. The broker always refuses that, even if the
-queue does not exist. So no queue is ever created or changed.
+No reply of AMQP names the type of a queue or its arguments, but a refusal does (RabbitMQ 3.10 and 4.3.6):
+
+- Type: every queue that is not a stream refuses a consumer with an argument for streams, and the text contains the
+  type. The consumer is never created, so no message is delivered or marked.
+- Arguments: if an existing queue is declared with other arguments, the broker names the first argument that differs and
+  its current value. The declaration sent here has a number in place of the exchange's name. The broker always refuses
+  that, even if the queue does not exist. So no queue is ever created or changed.
+
+A quorum queue counts how often messages return to it, and drops a message that returned more often than its delivery
+limit. Measured on RabbitMQ 3.10: nack, reject, recover and the end of a channel all count. On 4.3.6 a reject and the
+end of a channel count; a nack, which is used here to release messages, does not. But there a message keeps the count of
+the queue it died in. If that count exceeds the limit, as after a death by an equal limit, a nack drops the message too.
 
 A policy may set a dead-letter exchange too. AMQP reports neither policies nor the bindings of an exchange; the
 management API does. So an exchange with a name is trusted if it exists. The alternative is to move messages although
 the queue has such an exchange, and that would remove every message from a retry circuit after its first round.
+
+See docs/decisions/0021.
 """
 
 import re
+from dataclasses import replace
 from typing import Any, Final
 
 from conquiet.core.log import FactLogger
 from conquiet.rabbit.connection import Link
+from conquiet.rabbit.settle import SettlePolicy
 
 logger = FactLogger(__name__)
+
+_QUORUM: Final = "quorum"
+_TYPE: Final = re.compile(r"of queue type rabbit_([a-z]+)_queue")
+# A stream refuses the consumer too: it requires a prefetch, and the channel has none.
+_FOR_STREAMS_ALONE: Final = {"x-stream-offset": "next"}
 
 _EXCHANGE: Final = "x-dead-letter-exchange"
 _KEY: Final = "x-dead-letter-routing-key"
@@ -25,6 +42,32 @@ _NUMBER: Final = re.compile(r"the value '(\d+)' of type '[a-z]+'")
 _NEVER_A_NAME: Final = 1
 _FLAGS: Final = ("durable", "auto_delete", "exclusive")
 _MAX_QUESTIONS: Final = 7  # the flags, then the arguments the broker compares first, then the routing key
+
+
+async def queue_type(link: Link, queue: str) -> str | None:
+    """Return ``classic`` or ``quorum``; None if the text of the refusal is not recognised."""
+    refusal = await link.channel_close_reason(
+        lambda channel, done: channel.basic_consume(queue, _ignore, arguments=_FOR_STREAMS_ALONE, callback=done)
+    )
+    found = _TYPE.search(refusal)
+    return None if found is None else found[1]
+
+
+async def resolve_policy(policy: SettlePolicy, link: Link, queue: str) -> SettlePolicy:
+    """Return the policy for this queue. If the queue does not count, the ``redelivered`` flag decides."""
+    if policy.name == "redelivered" or await queue_type(link, queue) in {_QUORUM, None}:
+        return policy
+    logger.warning(
+        'the queue does not count deliveries: with settle="delivery_count" it needs a quorum queue; '
+        "until then a message that fails is put back once",
+        queue=queue,
+    )
+    return replace(policy, name="redelivered")
+
+
+async def has_delivery_limit(link: Link, queue: str) -> bool:
+    """Return whether the queue may drop messages that return to it. True if unknown."""
+    return await queue_type(link, queue) in {_QUORUM, None}
 
 
 async def was_declared_with_dead_letters(link: Link, queue: str) -> bool | None:
@@ -84,3 +127,7 @@ async def _queue_exists(link: Link, queue: str) -> bool:
     return not await link.channel_close_reason(
         lambda channel, done: channel.queue_declare(queue, passive=True, callback=done)
     )
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing: the consumer is always refused."""

@@ -1,0 +1,33 @@
+# The public names of the package; ``__init__.py`` reads this file. See ``conquiet.core.lazy_exports``.
+
+from conquiet.management.enqueue import enqueue_all as enqueue_all
+from conquiet.management.jobs.admin import JobAdmin as JobAdmin
+from conquiet.management.jobs.bulk import BulkAction as BulkAction
+from conquiet.management.jobs.bulk import BulkReport as BulkReport
+from conquiet.management.jobs.control import ChangeReport as ChangeReport
+from conquiet.management.jobs.control import JobChange as JobChange
+from conquiet.management.jobs.models import Cancellation as Cancellation
+from conquiet.management.jobs.models import JobFilter as JobFilter
+from conquiet.management.jobs.models import JobHistory as JobHistory
+from conquiet.management.jobs.models import JobList as JobList
+from conquiet.management.jobs.models import JobPhase as JobPhase
+from conquiet.management.jobs.models import JobProgress as JobProgress
+from conquiet.management.jobs.models import JobReport as JobReport
+from conquiet.management.jobs.partitioned import PartitionedJobs as PartitionedJobs
+from conquiet.management.jobs.reset import ResetReport as ResetReport
+from conquiet.management.maintenance import remove_consumer as remove_consumer
+from conquiet.management.maintenance import trim as trim
+from conquiet.management.models import ConsumerReport as ConsumerReport
+from conquiet.management.models import GroupReport as GroupReport
+from conquiet.management.models import PendingReport as PendingReport
+from conquiet.management.models import ReclaimReport as ReclaimReport
+from conquiet.management.models import RemovalReport as RemovalReport
+from conquiet.management.models import StreamList as StreamList
+from conquiet.management.models import StreamReport as StreamReport
+from conquiet.management.models import TrimReport as TrimReport
+from conquiet.management.overview import describe_stream as describe_stream
+from conquiet.management.overview import list_streams as list_streams
+from conquiet.management.pending import PendingFilter as PendingFilter
+from conquiet.management.pending import list_pending as list_pending
+from conquiet.management.pending import reclaim as reclaim
+from conquiet.management.redis_admin import RedisAdmin as RedisAdmin

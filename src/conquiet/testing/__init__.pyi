@@ -1,0 +1,30 @@
+# The public names of the package; ``__init__.py`` reads this file. See ``conquiet.core.lazy_exports``.
+
+from conquiet.app.testing import TestApp as TestApp
+from conquiet.testing.discovery import MySQLFlavour as MySQLFlavour
+from conquiet.testing.errors import ServerNotOwnedError as ServerNotOwnedError
+from conquiet.testing.errors import ServerStartError as ServerStartError
+from conquiet.testing.errors import ServerStateError as ServerStateError
+from conquiet.testing.errors import ServerUnavailableError as ServerUnavailableError
+from conquiet.testing.external import ExternalMySQL as ExternalMySQL
+from conquiet.testing.external import ExternalPostgres as ExternalPostgres
+from conquiet.testing.external import ExternalRabbitMQ as ExternalRabbitMQ
+from conquiet.testing.external import ExternalRedis as ExternalRedis
+from conquiet.testing.external import ExternalServer as ExternalServer
+from conquiet.testing.mysql import MySQLServer as MySQLServer
+from conquiet.testing.polling import wait_until as wait_until
+from conquiet.testing.polling import wait_until_async as wait_until_async
+from conquiet.testing.ports import free_port as free_port
+from conquiet.testing.postgres import PostgresServer as PostgresServer
+from conquiet.testing.process import PrivateServer as PrivateServer
+from conquiet.testing.process import ServerStatus as ServerStatus
+from conquiet.testing.proxy import CloseMode as CloseMode
+from conquiet.testing.proxy import Direction as Direction
+from conquiet.testing.proxy import FaultProxy as FaultProxy
+from conquiet.testing.proxy import ProxyCounters as ProxyCounters
+from conquiet.testing.rabbitmq import RabbitMQServer as RabbitMQServer
+from conquiet.testing.rabbitmq_cluster import RabbitMQClusterServer as RabbitMQClusterServer
+from conquiet.testing.rabbitmq_cluster import RabbitMQNode as RabbitMQNode
+from conquiet.testing.redis import RedisServer as RedisServer
+from conquiet.testing.redis_cluster import ClusterNode as ClusterNode
+from conquiet.testing.redis_cluster import RedisClusterServer as RedisClusterServer
