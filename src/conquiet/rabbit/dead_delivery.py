@@ -96,7 +96,7 @@ def describe(position: int, message: Fetched, queue: str) -> DeadDelivery:
     return DeadDelivery(
         position=position,
         message_id=str(message.properties.message_id or ""),
-        source=str(newest.get("queue", "")) if moved is None else moved.queue,
+        source=source_queue(headers, queue) or "",  # a dry run counts the messages that replay() can move
         reason=str(newest.get("reason", "")) if moved is None else moved.error or moved.reason,
         count=moved.deaths if moved is not None else count if isinstance(count, int) else 0,
         size_bytes=len(message.body),

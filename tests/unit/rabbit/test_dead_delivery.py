@@ -1,8 +1,9 @@
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from conquiet.rabbit.dead_delivery import source_queue
+from conquiet.rabbit.dead_delivery import describe, source_queue
 
 
 @pytest.mark.parametrize(
@@ -19,3 +20,7 @@ from conquiet.rabbit.dead_delivery import source_queue
 )
 def test_a_dead_letter_says_where_it_died_last(headers: Any, queue: str | None) -> None:
     assert source_queue(headers, "dead") == queue
+
+    properties = SimpleNamespace(message_id=None, content_type=None)
+    fetched: Any = SimpleNamespace(headers=headers, properties=properties, body=b"{}")
+    assert describe(1, fetched, "dead").source == (queue or "")  # a dry run of replay() counts by this
