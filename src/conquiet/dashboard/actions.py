@@ -51,6 +51,23 @@ class ActionRoute:
     run: Callable[[View, Form], Awaitable[Result]]
 
 
+def named_stream(form: Form) -> str:
+    """Return the stream of a form."""
+    return form.text("stream")
+
+
+def one_of(*allowed: Action) -> Callable[[Form], Action]:
+    """Return a function that reads the right that a form requires from its field ``do``."""
+
+    def read(form: Form) -> Action:
+        action = Action(form.text("do"))
+        if action not in allowed:
+            raise ValueError(action)
+        return action
+
+    return read
+
+
 async def execute(route: ActionRoute, request: Request, parts: "Parts") -> Response:
     """Check a posted form, execute its action, and redirect to the page that shows the result."""
     view = View(request, request.scope["conquiet.access"], parts)

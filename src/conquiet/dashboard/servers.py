@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any, Final, TypeVar
 
 from conquiet.core.redaction import redact_url
@@ -55,8 +56,9 @@ class Servers:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="conquiet-dashboard")
         self._admin = RedisAdmin.from_url(settings.redis_url, timeout_s=settings.timeout_s)
         self._async: tuple[asyncio.AbstractEventLoop, AsyncRedisAdmin] | None = None
-        self._database: DatabaseView | None = None
-        self._rabbit: RabbitView | None = None
+        self._database = DatabaseView(
+            settings.db_url, inbox=settings.inbox, outbox=settings.outbox, timeout_s=settings.timeout_s
+        )
         self._away: dict[str, tuple[float, ServerAwayError]] = {}
         self._closing = threading.Event()
 
@@ -86,30 +88,22 @@ class Servers:
 
     async def database(self, work: Callable[[DatabaseView], T]) -> T:
         """Return ``work(view)``, run in a thread."""
-        settings = self._settings
-
-        def run() -> Awaitable[T]:
-            self._database = self._database or DatabaseView(
-                settings.db_url, inbox=settings.inbox, outbox=settings.outbox, timeout_s=settings.timeout_s
-            )
-            return self._in_thread(work, self._database)
-
-        return await self._query("the database", redact_url(settings.db_url), run)
+        address = redact_url(self._settings.db_url)
+        return await self._query("the database", address, lambda: self._in_thread(work, self._database))
 
     async def rabbit(self, work: Callable[[RabbitView], T]) -> T:
         """Return ``work(view)``, run in a thread."""
-        settings = self._settings
-
-        def run() -> Awaitable[T]:
-            self._rabbit = self._rabbit or RabbitView(settings.rabbit_url, settings.rabbit_api_url)
-            return self._in_thread(work, self._rabbit)
-
-        return await self._query("RabbitMQ", redact_url(settings.rabbit_url), run)
+        address = redact_url(self._settings.rabbit_url)
+        return await self._query("RabbitMQ", address, lambda: self._in_thread(work, self._rabbit))
 
     async def rabbit_async(self, work: Callable[[RabbitView], Awaitable[T]], *, limit_s: float) -> T:
         """Return ``await work(view)`` with a longer time limit than a page, for work such as a replay."""
-        view = self._rabbit = self._rabbit or RabbitView(self._settings.rabbit_url, self._settings.rabbit_api_url)
-        return await self._query("RabbitMQ", redact_url(self._settings.rabbit_url), lambda: work(view), limit_s=limit_s)
+        address = redact_url(self._settings.rabbit_url)
+        return await self._query("RabbitMQ", address, lambda: work(self._rabbit), limit_s=limit_s)
+
+    @cached_property
+    def _rabbit(self) -> RabbitView:
+        return RabbitView(self._settings.rabbit_url, self._settings.rabbit_api_url)
 
     def async_admin(self) -> AsyncRedisAdmin:
         """Return the asyncio client of Redis for the running event loop."""
@@ -123,8 +117,7 @@ class Servers:
         self._closing.set()
         if self._async is not None and self._async[0] is asyncio.get_running_loop():
             await self._async[1].close()
-        if self._database is not None:
-            await self._in_thread(lambda view: view.close(), self._database)
+        await self._in_thread(lambda view: view.close(), self._database)
         self._admin.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 

@@ -104,19 +104,6 @@ NAVIGATION: Final = (
 )
 
 
-_MACROS: Final = (
-    "away_box",
-    "badge",
-    "csrf_field",
-    "empty",
-    "flash_box",
-    "num",
-    "pager",
-    "state",
-    "tile",
-)
-
-
 class Renderer:
     """Renders pages and their live blocks."""
 
@@ -142,8 +129,8 @@ class Renderer:
         }
         self.environment.globals |= {"explain": explain, "charts": charts, "version": __version__}
         # Globals, not imports of each template: a block that is rendered alone sees no imports.
-        macros = self.environment.get_template("macros.html").module
-        self.environment.globals |= {name: getattr(macros, name) for name in _MACROS}
+        macros = vars(self.environment.get_template("macros.html").module)
+        self.environment.globals |= {name: macro for name, macro in macros.items() if not name.startswith("_")}
 
     def compile_templates(self) -> None:
         """Compile all templates, so that the first page does not wait for the compilation."""

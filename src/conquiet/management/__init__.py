@@ -21,7 +21,7 @@ from conquiet.core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from conquiet.management.enqueue import enqueue_all
-    from conquiet.management.jobs.admin import JobAdmin
+    from conquiet.management.jobs.admin import JobAdmin, PartitionedJobs
     from conquiet.management.jobs.bulk import BulkAction, BulkReport
     from conquiet.management.jobs.control import ChangeReport, JobChange
     from conquiet.management.jobs.models import (
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
         JobProgress,
         JobReport,
     )
-    from conquiet.management.jobs.partitioned import PartitionedJobs
     from conquiet.management.jobs.reset import ResetReport
     from conquiet.management.maintenance import remove_consumer, trim
     from conquiet.management.models import (
@@ -86,10 +85,9 @@ __all__ = [
 
 _HOMES = {
     ".enqueue": ("enqueue_all",),
-    ".jobs.admin": ("JobAdmin",),
+    ".jobs.admin": ("JobAdmin", "PartitionedJobs"),
     ".jobs.bulk": ("BulkAction", "BulkReport"),
     ".jobs.control": ("ChangeReport", "JobChange"),
-    ".jobs.partitioned": ("PartitionedJobs",),
     ".jobs.reset": ("ResetReport",),
     ".jobs.models": ("Cancellation", "JobFilter", "JobList", "JobPhase", "JobProgress", "JobReport", "JobHistory"),
     ".maintenance": ("remove_consumer", "trim"),

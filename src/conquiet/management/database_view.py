@@ -1,7 +1,7 @@
 """Read inbox, outbox and lock waits of one database, by bounded statements with a time limit."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from conquiet.errors import ConfigurationError
 from conquiet.management.outbox import InboxSize, TargetBacklog, inbox_size, outbox_backlog, unpark, unpark_all
@@ -27,14 +27,6 @@ class LockWait:
     waiter: int
     holder: int
     seconds: int
-
-
-class _Message(NamedTuple):
-    """Identifies a message to the inbox."""
-
-    stream: str
-    group: str
-    id: str
 
 
 class DatabaseView:
@@ -74,10 +66,10 @@ class DatabaseView:
     def has_effect(self, stream: str, group: str, message_id: str) -> bool:
         """Return whether the inbox has the row of a message: its effect is committed."""
         from conquiet.db import DbSession
-        from conquiet.transactional import Inbox
+        from conquiet.transactional import Inbox, InboxKey
 
         with DbSession(self._connect()) as session:
-            return Inbox(self._inbox).contains(session, _Message(stream, group, message_id))
+            return Inbox(self._inbox).contains(session, InboxKey(stream, group, message_id))
 
     def lock_waits(self) -> list[LockWait]:
         """Return the lock waits that this user may see."""

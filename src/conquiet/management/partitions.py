@@ -50,6 +50,12 @@ def partition_keys(server: RedisAdmin, stream: str | bytes) -> list[bytes]:
     return names_of(as_bytes(stream), count_partitions(server, stream))
 
 
+def existing_partitions(server: RedisAdmin, stream: str) -> list[str]:
+    """Return the partitions that exist; the stream if none does, so that the next command reports it as missing."""
+    names = [key.decode() for key in partition_keys(server, stream)]
+    return names if len(names) == 1 else [name for name in names if server.is_stream(name)] or [stream]
+
+
 def names_of(stream: bytes, count: int) -> list[bytes]:
     """Return the keys of the first ``count`` partitions."""
     name = stream.decode("latin-1")

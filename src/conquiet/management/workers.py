@@ -13,7 +13,7 @@ import msgspec
 
 from conquiet.management.liveness import consumer_state, server_counts_attempts
 from conquiet.management.models import ConsumerState
-from conquiet.management.redis_admin import RedisAdmin, display_name
+from conquiet.management.redis_admin import RedisAdmin, display_name, utf8_name
 from conquiet.redis_transport.liveness import has_ended, liveness_key, registry_key
 from conquiet.redis_transport.worker_reports import workers_key
 
@@ -109,7 +109,7 @@ class StreamWorker:
 
 def read_workers(server: RedisAdmin, groups: Iterable[tuple[bytes, bytes]]) -> list[StreamWorker]:
     """Return the consumers of these groups, given as pairs of stream and group."""
-    wanted = [(stream, group) for stream, group in groups if _is_text(stream) and _is_text(group)]
+    wanted = [those for those in groups if all(utf8_name(name) is not None for name in those)]
     attempts = server_counts_attempts(server) if wanted else False
     found: list[StreamWorker] = []
     step = 1 if server.is_cluster else _PER_CALL  # a script may use keys of one slot only
@@ -168,12 +168,3 @@ def _facts(raw: Any) -> WorkerFacts | None:
         return msgspec.json.decode(raw, type=WorkerFacts)
     except (msgspec.DecodeError, UnicodeDecodeError):  # written by another version, or by another program
         return None
-
-
-def _is_text(name: bytes) -> bool:
-    """Return whether a name is UTF-8, as the names of conquiet's workers are."""
-    try:
-        name.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -114,8 +114,8 @@ def resume(
 
 
 def _change(stream: str, event: str, redis_url: str, verb: str, done: str, nothing: str) -> None:
+    from conquiet.management.async_redis import with_redis
     from conquiet.management.pauses import pause_stream, resume_stream
-    from conquiet.management.run_async import with_redis
 
     async def work(client: Any) -> bool:
         change = pause_stream if verb == "pause" else resume_stream

@@ -1,11 +1,13 @@
 """The pages of jobs by phase and of one message; cancel or run one job, selected ones, or all that match."""
 
+from collections import Counter
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from conquiet.core.redaction import printable
 from conquiet.dashboard.access import Action
-from conquiet.dashboard.actions import ActionRoute, Result
+from conquiet.dashboard.actions import ActionRoute, Result, named_stream, one_of
 from conquiet.dashboard.forms import Form
 from conquiet.dashboard.pages.dead import reveal, start_run, text_name
 from conquiet.dashboard.pages.overview import visible
@@ -13,8 +15,9 @@ from conquiet.dashboard.servers import ServerAwayError
 from conquiet.dashboard.views import NotShownError, Page, Values, View
 from conquiet.errors import ConfigurationError, ConquietError
 from conquiet.management.bulk_runs import RunAction
+from conquiet.management.jobs.admin import PartitionedJobs
+from conquiet.management.jobs.control import ChangeReport
 from conquiet.management.jobs.models import LISTED, JobFilter, JobHistory, JobPhase
-from conquiet.management.jobs.partitioned import PartitionedJobs
 
 _ROWS: Final = 50
 _STREAMS: Final = 200
@@ -140,31 +143,22 @@ async def _act(view: View, form: Form) -> Result:
     ids = form.texts("job")[:_MOST_SELECTED]
     if not ids:
         raise ConfigurationError("select at least one job, or choose all that match")
-    found: dict[str, int] = {}
-    for job_id in ids:
-        report = await view.parts.servers.redis_async(
-            lambda client, job_id=job_id: _change(PartitionedJobs(client, name, group=group), action, job_id)  # type: ignore[misc]
-        )
-        found[report.change.value] = found.get(report.change.value, 0) + 1
+
+    async def change(client: Any, job_id: str) -> ChangeReport:
+        admin = PartitionedJobs(client, name, group=group)
+        if action is RunAction.CANCEL:
+            return await admin.cancel(job_id, timeout_s=_CANCEL_WAIT_S)
+        return await admin.run_now(job_id)
+
+    reports = [await view.parts.servers.redis_async(partial(change, job_id=job_id)) for job_id in ids]
+    found = Counter(report.change.value for report in reports)
     changes = ", ".join(f"{number} {change}" for change, number in sorted(found.items()))
     path = "/message?" + urlencode({"stream": stream, "id": ids[0]}) if form.text("from") == "message" else back
     return Result(f"{printable(stream)}: {changes}", path)
-
-
-async def _change(admin: PartitionedJobs, action: RunAction, job_id: str) -> Any:
-    if action is RunAction.CANCEL:
-        return await admin.cancel(job_id, timeout_s=_CANCEL_WAIT_S)
-    if action is RunAction.RUN_NOW:
-        return await admin.run_now(job_id)
-    raise ConfigurationError("jobs can be cancelled or run now; dead ones are replayed on their page")
-
-
-def _right(form: Form) -> Action:
-    return {RunAction.CANCEL: Action.CANCEL, RunAction.RUN_NOW: Action.RUN_NOW}[RunAction(form.text("do"))]
 
 
 PAGES = (
     Page("/jobs", "jobs", "jobs.html", jobs, interval_s=2.0),
     Page("/message", "jobs", "message.html", message, interval_s=2.0),
 )
-ACTIONS = (ActionRoute("/jobs/act", _right, lambda form: form.text("stream"), _act),)
+ACTIONS = (ActionRoute("/jobs/act", one_of(Action.CANCEL, Action.RUN_NOW), named_stream, _act),)

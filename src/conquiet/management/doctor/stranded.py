@@ -29,21 +29,13 @@ class Stranded(NamedTuple):
 
 def find_stranded(server: RedisAdmin, streams: tuple[StreamReport, ...], max_idle_s: float) -> Iterator[Stranded]:
     """Yield the entries of live consumers that are idle for ``max_idle_s``. Reads at most 1,000 rows per consumer."""
+    max_idle_ms = round(max_idle_s * 1000)
     for stream in streams:
         for group in stream.groups:
             for consumer in group.consumers:
                 if not (consumer.alive and consumer.pending):
                     continue
-                command = (
-                    "XPENDING",
-                    stream.raw_key,
-                    group.raw_name,
-                    "IDLE",
-                    round(max_idle_s * 1000),
-                    "-",
-                    "+",
-                    _ROWS,
-                )
+                command = ("XPENDING", stream.raw_key, group.raw_name, "IDLE", max_idle_ms, "-", "+", _ROWS)
                 try:
                     rows = pending_rows(server.call(*command, consumer.name, stream=stream.key, group=group.name))
                 except GroupMissingError:  # destroyed since it was listed
