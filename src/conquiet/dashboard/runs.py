@@ -55,8 +55,7 @@ class RunExecutor:
             return
         self._adopted_at = time.monotonic()
         with contextlib.suppress(ConquietError, OSError, TimeoutError):
-            admin = self._servers.async_admin()
-            for run in await admin.run(lambda client: BulkRuns(client, self._owner).find_abandoned()):
+            for run in await self._runs().find_abandoned():
                 self.start(run.id)
 
     async def close(self) -> None:
@@ -73,13 +72,14 @@ class RunExecutor:
             self.start(run_id)
 
     async def _execute(self, run_id: str) -> None:
-        ended: list[BulkRun] = []
         with contextlib.suppress(ConquietError, OSError):
-            admin = self._servers.async_admin()
-            await admin.run(lambda client: BulkRuns(client, self._owner).execute(run_id, on_end=ended.append))
-        for run in ended:
-            with contextlib.suppress(Exception):  # the run stores its result
-                await self._record(run)
+            ended = await self._runs().execute(run_id)
+            if ended is not None:
+                with contextlib.suppress(Exception):  # the run stores its result
+                    await self._record(ended)
+
+    def _runs(self) -> BulkRuns:
+        return BulkRuns(self._servers.async_client(), self._owner)
 
     async def _record(self, run: BulkRun) -> None:
         facts = {"user": run.user, "action": run.action.value, "target": run.stream, "of": run.audit_id}

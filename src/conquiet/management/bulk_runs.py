@@ -162,16 +162,16 @@ class BulkRuns:
         active = [run for run in await self.newest(limit=KEPT) if run.is_active]
         return [run for run in active if not await self._send("EXISTS", _lease(run.id))]
 
-    async def execute(self, run_id: str, *, on_end: Callable[[BulkRun], Any] | None = None) -> None:
-        """Work on a run until it is counted, done or cancelled, if no other process does."""
+    async def execute(self, run_id: str) -> BulkRun | None:
+        """Work on a run until it is counted, done or cancelled, if no other process does.
+
+        Return it as this process has ended it; None if another process works on it, or has cancelled it.
+        """
         if not await self._renew_lease(run_id):
-            return
+            return None
         run = await self.get(run_id)
         try:
-            if run is not None and run.is_active:
-                ended = await _RunExecutor(self, run).execute()
-                if on_end is not None and ended is not None:
-                    on_end(ended)
+            return await _RunExecutor(self, run).execute() if run is not None and run.is_active else None
         finally:
             with contextlib.suppress(Exception):  # the lease expires
                 await self._send("EVAL", RELEASE_NAME, 1, _lease(run_id), self._owner)

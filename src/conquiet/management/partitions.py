@@ -6,7 +6,7 @@ Partition 0 is the stream, see docs/decisions/0051.
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from conquiet.management.models import ConsumerReport, ConsumerState, GroupReport, StreamReport
 from conquiet.management.redis_admin import RedisAdmin, as_bytes, display_name
@@ -37,11 +37,6 @@ def count_partitions(server: RedisAdmin, stream: str | bytes) -> int:
         return 1
     packed = pack("HMGET", companion(raw, b"partitions"), "count", "previous", "next")
     reply = server.send(packed, 1, command="HMGET", stream=display_name(raw))[0]
-    return partitions_in(reply)
-
-
-def partitions_in(reply: Any) -> int:
-    """Return the number of partitions from a reply to HMGET; 1 if the server refused it, or stores none."""
     return 1 if isinstance(reply, ResponseError) else read_layout(reply).to_read
 
 

@@ -1,10 +1,13 @@
 """Send plain commands to one Redis over a separate connection, without retries."""
 
+import threading
+import time
 from typing import Any, Self
 
 from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.redaction import printable
-from conquiet.errors import NoSuchStreamError, WrongKeyTypeError
+from conquiet.core.throttle import Throttle
+from conquiet.errors import LifecycleError, NoSuchStreamError, WrongKeyTypeError
 from conquiet.redis_transport.client import AnyRedis, SyncClient, clone_to
 from conquiet.redis_transport.cluster_connection import ClusterConnection, open_connection
 from conquiet.redis_transport.commands import Word, encoded, pack
@@ -114,6 +117,25 @@ class RedisAdmin(ClosedAfterUse):
         if kind not in {"none", "stream"}:
             raise WrongKeyTypeError(f"the key {printable(name)!r} holds a {kind}, not a stream", stream=name)
         return kind == "stream"
+
+
+class PacedRedisAdmin(RedisAdmin):
+    """Waits before a command that would exceed the rate, for long examinations that are not urgent. For one thread."""
+
+    _throttle = Throttle(None)
+    _closing: threading.Event | None = None
+
+    def limit(self, per_s: float, closing: threading.Event | None = None) -> None:
+        """Limit the rate to ``per_s`` commands per second; raise ``LifecycleError`` once ``closing`` is set."""
+        self._throttle = Throttle(per_s)
+        self._closing = closing
+
+    def _wait(self, commands: int) -> None:
+        wait_s = self._throttle.reserve(commands)
+        if self._closing is None:
+            time.sleep(wait_s)
+        elif self._closing.wait(wait_s):
+            raise LifecycleError("the examination was ended: its dashboard closes")
 
 
 def entry_id_in(given: str) -> str | None:

@@ -7,8 +7,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final
-from urllib.parse import urlencode
+from typing import Any, Final, TypeVar
 
 from conquiet.core.redaction import printable
 from conquiet.dashboard.access import Action
@@ -16,7 +15,7 @@ from conquiet.dashboard.actions import ActionRoute, Result, named_stream, one_of
 from conquiet.dashboard.forms import Form
 from conquiet.dashboard.pages.overview import visible
 from conquiet.dashboard.redaction import HiddenValueError, restore
-from conquiet.dashboard.views import NotShownError, Page, Values, View
+from conquiet.dashboard.views import NotShownError, Page, Values, View, link
 from conquiet.errors import ConfigurationError
 from conquiet.management.bulk_runs import BulkRun, RunAction
 from conquiet.management.dead_letter_pages import (
@@ -32,6 +31,8 @@ from conquiet.management.dead_letter_pages import (
 from conquiet.management.jobs.admin import PartitionedJobs
 from conquiet.management.jobs.control import JobChange
 from conquiet.management.redis_admin import RedisAdmin, entry_id_in, utf8_name
+
+T = TypeVar("T")
 
 _ROWS: Final = 50
 _BARS: Final = 30
@@ -139,7 +140,7 @@ async def dead_letter(view: View) -> Values:
 async def _act(view: View, form: Form) -> Result:
     """Replay or discard the selected dead letters, or create a run for all that match."""
     action, stream = RunAction(form.text("do")), form.text("stream")
-    path = "/dead?" + urlencode({"stream": stream} | filter_fields(form))
+    path = link("/dead", stream=stream, **filter_fields(form))
     ids = form.texts("id")
     if form.text("scope") == "all":
         return await start_run(
@@ -163,6 +164,13 @@ async def start_run(view: View, form: Form, create: Callable[..., Awaitable[Bulk
     view.parts.runs.start(run.id)
     what = f"counting what {run.action.value} would take; nothing is changed before you confirm"
     return Result(what, f"/run?id={run.id}")
+
+
+async def with_jobs(
+    view: View, stream: str, work: Callable[[PartitionedJobs], Awaitable[T]], *, group: str | None = None
+) -> T:
+    """Return ``await work(jobs)`` with the jobs of a stream."""
+    return await view.parts.servers.redis_async(lambda client: work(PartitionedJobs(client, stream, group=group)))
 
 
 def text_name(token: str) -> str:
@@ -212,12 +220,10 @@ async def _edit(view: View, form: Form) -> Result:
         raise ConfigurationError("the data is not JSON: nothing was changed") from None
     if not isinstance(data, dict):
         raise ConfigurationError("the data must be a JSON object: nothing was changed")
-    report = await view.parts.servers.redis_async(
-        lambda client: PartitionedJobs(client, key.decode()).edit_and_retry(dead_id, data)
-    )
+    report = await with_jobs(view, key.decode(), lambda jobs: jobs.edit_and_retry(dead_id, data))
     done = report.change is JobChange.MOVED
     said = "is retried with the new data" if done else f"was not retried: {report.change.value}"
-    path = "/message?" + urlencode({"stream": stream, "id": report.id})
+    path = link("/message", stream=stream, id=report.id)
     return Result(f"message {printable(report.id)} of {printable(stream)} {said}", path)
 
 

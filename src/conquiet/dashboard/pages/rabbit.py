@@ -6,13 +6,12 @@ them, which marks them as redelivered. It is therefore an action with a separate
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
-from urllib.parse import urlencode
 
 from conquiet.core.redaction import printable
 from conquiet.dashboard.access import Action
 from conquiet.dashboard.actions import ActionRoute, Result, one_of
 from conquiet.dashboard.forms import Form
-from conquiet.dashboard.views import NotShownError, Page, Values, View
+from conquiet.dashboard.views import NotShownError, Page, Values, View, link
 from conquiet.errors import ConfigurationError
 from conquiet.management.rabbit_queues import select_deliveries
 
@@ -61,7 +60,7 @@ async def _peek(view: View, form: Form) -> Result:
         for one in found
     ]
     key = view.parts.peeks.add({"queue": queue, "rows": rows})
-    return Result(f"read {len(rows)} messages of {printable(queue)}", "/rabbit?" + urlencode({"look": key}))
+    return Result(f"read {len(rows)} messages of {printable(queue)}", link("/rabbit", look=key))
 
 
 async def _move(view: View, form: Form) -> Result:

@@ -1,13 +1,12 @@
 """The page of one stream: groups, consumers, pending entries, throughput and latency; pause and resume it."""
 
 from collections.abc import Awaitable, Callable
-from urllib.parse import urlencode
 
 from conquiet.core.redaction import printable
 from conquiet.dashboard.access import Action
 from conquiet.dashboard.actions import ActionRoute, Result, named_stream
 from conquiet.dashboard.forms import Form
-from conquiet.dashboard.views import NotShownError, Page, Values, View
+from conquiet.dashboard.views import NotShownError, Page, Values, View, link
 from conquiet.errors import NoSuchStreamError
 from conquiet.management.history import HistorySpan, quantile, read_history
 from conquiet.management.overview import describe_stream
@@ -82,7 +81,7 @@ async def _change(view: View, form: Form, change: Callable[..., Awaitable[bool]]
     name, event = form.text("stream"), form.text("event")
     changed = await view.parts.servers.redis_async(lambda client: change(client, name, event or None))
     what = f"event {printable(event)} of {printable(name)}" if event else f"stream {printable(name)}"
-    return Result(f"{what} {done if changed else nothing}", "/stream?" + urlencode({"stream": name}))
+    return Result(f"{what} {done if changed else nothing}", link("/stream", stream=name))
 
 
 PAGES = (

@@ -5,7 +5,7 @@ messages under the same name, so it is alive, and the entry waits until a worker
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from conquiet.core.redaction import printable
 from conquiet.errors import GroupMissingError
@@ -13,6 +13,9 @@ from conquiet.management.doctor.findings import Finding
 from conquiet.management.models import StreamReport
 from conquiet.management.redis_admin import RedisAdmin
 from conquiet.redis_transport.replies import pending_rows
+
+if TYPE_CHECKING:
+    from conquiet.management.doctor.redis_facts import RedisFacts
 
 _ROWS = 1_000
 
@@ -45,9 +48,9 @@ def find_stranded(server: RedisAdmin, streams: tuple[StreamReport, ...], max_idl
                     yield Stranded(stream.key, group.name, consumer.name, len(rows), idle_s)
 
 
-def stranded_findings(stranded: tuple[Stranded, ...], max_idle_s: float) -> Iterator[Finding]:
-    """Report stranded entries, one finding for each consumer."""
-    for one in stranded:
+def check_stranded(facts: "RedisFacts") -> Iterator[Finding]:
+    """Report entries that a live consumer has left pending, one finding for each consumer."""
+    for one in facts.stranded:
         stream, group = printable(one.stream), printable(one.group)
         yield Finding.warning(
             "redis.stranded",
@@ -55,5 +58,5 @@ def stranded_findings(stranded: tuple[Stranded, ...], max_idle_s: float) -> Iter
             f"{one.entries:,} entries that it has not touched for up to {one.idle_s:,.0f} s",
             "their handler most likely failed; the consumer reads only new entries, and these wait until recovered",
             f"run(recover=True) in that consumer, a process with run_claim_stale(), or: conquiet reclaim {stream} "
-            f"{group} --min-idle {max_idle_s:.0f}",
+            f"{group} --min-idle {facts.limits.max_idle_s:.0f}",
         )
