@@ -57,7 +57,7 @@ def call_redis(
 ) -> T:
     """Return ``await work(client)`` with an asyncio client of the configured Redis, which must pass ``check`` first."""
     with open_redis(flag) as server:
-        from conquiet.management.run_async import with_redis
+        from conquiet.management.async_redis import with_redis
 
         if check is not None:
             check(server)

@@ -2,13 +2,13 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
 from conquiet.cli.connections import call_redis, check_broker
 from conquiet.cli.errors import CommandError
+from conquiet.cli.output import moment
 from conquiet.cli.settings import RABBIT, RABBIT_API, RabbitApiUrl, RabbitUrl, RedisUrl, find_api_url, require_url
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class StreamSource:
         """Return causes with their counts."""
         return [
             {"event": one.event, "error": one.error_type, "count": one.count, "example": one.example_id}
-            | {"first": _time(one.first_ms), "last": _time(one.last_ms)}
+            | {"first": moment(one.first_ms), "last": moment(one.last_ms)}
             for one in self.run(lambda dead_letters: dead_letters.causes())
         ]
 
@@ -260,7 +260,7 @@ def _message_row(dead: "DeadMessage", *, show_payload: bool) -> Row:
         "reason": record.reason,
         "error": record.error_type,
         "attempts": record.attempts,
-        "died": _time(dead.died_ms),
+        "died": moment(dead.died_ms),
     }
     return row | ({"payload": record.payload} if show_payload else {})
 
@@ -269,7 +269,3 @@ def _delivery_row(one: "DeadDelivery", *, show_payload: bool) -> Row:
     row = one.as_dict()
     body: bytes = row.pop("body")
     return row | ({"payload": body.decode("utf-8", "backslashreplace")} if show_payload else {})
-
-
-def _time(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")

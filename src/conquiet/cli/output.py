@@ -1,17 +1,22 @@
-"""Print results: tables on a terminal, tab-separated text in a pipe, or JSON."""
+"""Print results: tables on a terminal, tab-separated text in a pipe, or JSON; and the progress of long commands."""
 
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from conquiet.core.redaction import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _PIPE_WIDTH = 200
+_UNCUT = 2**30
 
 
 def make_console(*, quiet: bool = False) -> "Console":
@@ -70,13 +75,50 @@ def print_rows(
     make_console().print(table)
 
 
+def print_fact(name: str, value: object, *, width: int = 13) -> None:
+    """Print a name and a value. It is escaped: the sender of a message must not be able to forge lines of output."""
+    typer.echo(f"{name:<{width}} {'-' if value in (None, '') else printable(value, limit=_UNCUT)}")
+
+
+def print_traceback(text: str) -> None:
+    """Print the escaped lines of a traceback after an empty line; nothing if there is none."""
+    if text:
+        typer.echo()
+        for line in text.rstrip().split("\n"):
+            typer.echo(printable(line, limit=_UNCUT))
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int], None]]:
+    """Yield a function that the caller calls with the number of items completed so far.
+
+    Shows a bar on a terminal, nothing in a pipe. It uses stderr, because stdout is for the result.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _completed: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda completed: bar.update(task, completed=completed)
+
+
+def moment(at_ms: int) -> str:
+    """Return a time in milliseconds since the epoch as text, to the second."""
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")
+    except (OverflowError, ValueError, OSError):
+        return f"{at_ms} ms"
+
+
 def _is_utf8() -> bool:
     return (sys.stdout.encoding or "").lower().replace("_", "-") in {"utf-8", "utf8"}
 
 
 def _cell(value: Any) -> str:
-    from conquiet.core.redaction import printable
-
     if value is None:
         return "-"
     if isinstance(value, bool):

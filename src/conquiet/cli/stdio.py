@@ -1,8 +1,10 @@
-"""Repair the standard streams that the shell closed or that cannot encode all characters."""
+"""Repair the standard streams that the shell closed or that cannot encode all characters; notice the end of stdin."""
 
 import io
 import os
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -25,3 +27,14 @@ def repair_stdio() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal that is not UTF-8 gets escapes.
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def call_at_end_of_input(callback: Callable[[], None]) -> None:
+    """Call a function, in a thread, when the parent process has closed our stdin or died. Its input is dropped."""
+
+    def watch() -> None:
+        while os.read(0, 65_536):
+            pass
+        callback()
+
+    threading.Thread(target=watch, name="conquiet-parent-watch", daemon=True).start()

@@ -6,9 +6,7 @@ execute it, record its result. An action that cannot be recorded is not executed
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from conquiet.core.log import FactLogger
@@ -19,9 +17,6 @@ from conquiet.dashboard.servers import ServerAwayError
 from conquiet.dashboard.views import NotShownError, View
 from conquiet.errors import ConquietError
 from conquiet.management.audit import record_action
-
-if TYPE_CHECKING:
-    from conquiet.dashboard.app import Parts
 
 logger = FactLogger(__name__)
 
@@ -51,9 +46,26 @@ class ActionRoute:
     run: Callable[[View, Form], Awaitable[Result]]
 
 
-async def execute(route: ActionRoute, request: Request, parts: "Parts") -> Response:
+def named_stream(form: Form) -> str:
+    """Return the stream of a form."""
+    return form.text("stream")
+
+
+def one_of(*allowed: Action) -> Callable[[Form], Action]:
+    """Return a function that reads the right that a form requires from its field ``do``."""
+
+    def read(form: Form) -> Action:
+        action = Action(form.text("do"))
+        if action not in allowed:
+            raise ValueError(action)
+        return action
+
+    return read
+
+
+async def execute(route: ActionRoute, view: View) -> Response:
     """Check a posted form, execute its action, and redirect to the page that shows the result."""
-    view = View(request, request.scope["conquiet.access"], parts)
+    request, parts = view.request, view.parts
     form = await read_form(request)
     if not parts.forms.is_valid(request, view.access.user, form.text("csrf")):
         return parts.renderer.message(

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
@@ -112,33 +113,24 @@ class Dashboard:
     def _routes(self) -> list[Route]:
         routes = [Route("/static/{name}", _static)]
         for page in PAGES:
-            routes.append(Route(page.path, self._show(page), methods=["GET"], name=page.template))
+            routes.append(Route(page.path, partial(self._show, page), methods=["GET"], name=page.template))
             if page.live:
-                routes.append(Route(f"/live{page.path}", self._follow(page), methods=["GET"]))
-        routes += [Route(action.path, self._act(action), methods=["POST"]) for action in ACTIONS]
+                routes.append(Route(f"/live{page.path}", partial(self._follow, page), methods=["GET"]))
+        routes += [Route(action.path, partial(self._act, action), methods=["POST"]) for action in ACTIONS]
         if self._parts.login is not None and self._parts.login.has_token:
             routes.append(Route("/login", self._login, methods=["GET", "POST"]))
             routes.append(Route("/logout", self._logout, methods=["POST"]))
         return routes
 
-    def _show(self, page: Page) -> Any:
-        async def show(request: Request) -> Response:
-            await self._parts.runs.adopt()
-            return await self._parts.renderer.page(page, self._view(request))
+    async def _show(self, page: Page, request: Request) -> Response:
+        await self._parts.runs.adopt()
+        return await self._parts.renderer.page(page, self._view(request))
 
-        return show
+    async def _follow(self, page: Page, request: Request) -> Response:
+        return live(page, self._view(request))
 
-    def _follow(self, page: Page) -> Any:
-        async def follow(request: Request) -> Response:
-            return live(page, self._view(request), self._parts)
-
-        return follow
-
-    def _act(self, action: ActionRoute) -> Any:
-        async def act(request: Request) -> Response:
-            return await execute(action, request, self._parts)
-
-        return act
+    async def _act(self, action: ActionRoute, request: Request) -> Response:
+        return await execute(action, self._view(request))
 
     def _view(self, request: Request) -> View:
         return View(request, request.scope["conquiet.access"], self._parts)

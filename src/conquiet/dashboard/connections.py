@@ -9,8 +9,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from conquiet.dashboard.servers import Servers
-from conquiet.management.worker_connections import WorkerConnections, connections_of, find_closed, mark_closed
-from conquiet.management.workers import StreamWorker, read_workers
+from conquiet.management.workers import (
+    StreamWorker,
+    WorkerConnections,
+    connections_of,
+    find_closed,
+    mark_closed,
+    read_workers,
+)
 
 _AGAIN_S: Final = 0.4
 """Time for a worker to reconnect after the loss of a connection. Its first attempt follows within 50 ms."""

@@ -134,31 +134,33 @@ class Fleet:
 
     async def sparklines(self, streams: list[StreamSnapshot]) -> dict[bytes, list[int]]:
         """Return attempts per minute of the last hour; read again every 20 seconds."""
-        now = time.monotonic()
-        due = [one for one in streams if now - self._sparks.get(one.raw_key, (float("-inf"),))[0] > _SPARK_S]
-        if due:
-            groups = [(one.raw_key, [group.raw_name for group in one.groups]) for one in due]
-            found = await self._servers.redis(lambda admin: read_sparklines(admin, groups))
-            if len(self._sparks) > 10 * len(streams) + 1_000:
-                self._sparks.clear()
-            self._sparks |= {key: (now, points) for key, points in found.items()}
-        return {one.raw_key: self._sparks[one.raw_key][1] for one in streams if one.raw_key in self._sparks}
+
+        def read(admin: "RedisAdmin", due: list[StreamSnapshot]) -> dict[bytes, list[int]]:
+            return read_sparklines(admin, [(one.raw_key, [group.raw_name for group in one.groups]) for one in due])
+
+        return await self._read_old(self._sparks, streams, _SPARK_S, read)
 
     async def retrying(self, streams: list[StreamSnapshot]) -> dict[bytes, DelayedCounts]:
         """Return how many of the delayed messages are retries; read again every five seconds."""
-        now = time.monotonic()
-        waiting = [one for one in streams if one.delayed]
-        due = [one for one in waiting if now - self._retrying.get(one.raw_key, (float("-inf"),))[0] > self._retrying_s]
-        if due:
-            found = await self._servers.redis(lambda admin: count_retrying(admin, due))
-            if len(self._retrying) > 10 * len(streams) + 1_000:
-                self._retrying.clear()
-            self._retrying |= {key: (now, counts) for key, counts in found.items()}
-        return {one.raw_key: self._retrying[one.raw_key][1] for one in waiting if one.raw_key in self._retrying}
+        oldest_s = _SPARK_S if self._servers.is_cluster else _RETRYING_S
+        return await self._read_old(self._retrying, [one for one in streams if one.delayed], oldest_s, count_retrying)
 
-    @property
-    def _retrying_s(self) -> float:
-        return _SPARK_S if self._servers.is_cluster else _RETRYING_S
+    async def _read_old(
+        self,
+        known: dict[bytes, tuple[float, T]],
+        streams: list[StreamSnapshot],
+        oldest_s: float,
+        read: "Callable[[RedisAdmin, list[StreamSnapshot]], dict[bytes, T]]",
+    ) -> dict[bytes, T]:
+        """Return a value of each stream, read again if it is older than ``oldest_s``."""
+        now = time.monotonic()
+        due = [one for one in streams if one.raw_key not in known or now - known[one.raw_key][0] > oldest_s]
+        if due:
+            found = await self._servers.redis(lambda admin: read(admin, due))
+            if len(known) > 10 * len(streams) + 1_000:
+                known.clear()
+            known |= {key: (now, value) for key, value in found.items()}
+        return {one.raw_key: known[one.raw_key][1] for one in streams if one.raw_key in known}
 
     def _read(self, admin: "RedisAdmin") -> tuple[list[StreamSnapshot], bool]:
         # A small keyspace is scanned with each reading, so that a new stream is shown immediately.

@@ -8,15 +8,12 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from conquiet.dashboard.servers import ServerAwayError
 from conquiet.dashboard.views import Page, View
-
-if TYPE_CHECKING:
-    from conquiet.dashboard.app import Parts
 
 _SHARE: Final = 0.006
 _LONGEST_S: Final = 10.0
@@ -38,16 +35,15 @@ class Viewers:
         return self.count >= self._most
 
 
-def live(page: Page, view: View, parts: "Parts") -> Response:
+def live(page: Page, view: View) -> Response:
     """Return the stream of events of a page."""
-    if parts.viewers.is_full:
+    if view.parts.viewers.is_full:
         return PlainTextResponse("Too many pages are open. This one stays as it was loaded.", 503)
-    return StreamingResponse(
-        _events(page, view, parts), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
-    )
+    return StreamingResponse(_events(page, view), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
-async def _events(page: Page, view: View, parts: "Parts") -> AsyncIterator[str]:
+async def _events(page: Page, view: View) -> AsyncIterator[str]:
+    parts = view.parts
     parts.viewers.count += 1
     try:
         yield "retry: 2000\n\n"

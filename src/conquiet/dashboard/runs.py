@@ -4,13 +4,16 @@ import asyncio
 import contextlib
 import os
 import time
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
 
 from conquiet.core.identity import hostname
 from conquiet.dashboard.servers import Servers
 from conquiet.errors import ConquietError
 from conquiet.management.audit import record_action
 from conquiet.management.bulk_runs import BulkRun, BulkRuns
+
+T = TypeVar("T")
 
 _ADOPT_S: Final = 3.0
 
@@ -29,9 +32,9 @@ class RunExecutor:
         self._again: set[str] = set()
         self._adopted_at = float("-inf")
 
-    def runs(self, client: object) -> BulkRuns:
-        """Return the runs of a client."""
-        return BulkRuns(client, self._owner)  # type: ignore[arg-type]  # given by Servers.redis_async
+    async def query(self, work: Callable[[BulkRuns], Awaitable[T]]) -> T:
+        """Return ``await work(runs)``, within the time limit of a page."""
+        return await self._servers.redis_async(lambda client: work(BulkRuns(client, self._owner)))
 
     def start(self, run_id: str) -> None:
         """Execute a run. If this process is executing it already, execute it again afterwards.
@@ -52,8 +55,7 @@ class RunExecutor:
             return
         self._adopted_at = time.monotonic()
         with contextlib.suppress(ConquietError, OSError, TimeoutError):
-            admin = self._servers.async_admin()
-            for run in await admin.run(lambda client: self.runs(client).find_abandoned()):
+            for run in await self._runs().find_abandoned():
                 self.start(run.id)
 
     async def close(self) -> None:
@@ -70,15 +72,16 @@ class RunExecutor:
             self.start(run_id)
 
     async def _execute(self, run_id: str) -> None:
-        ended: list[BulkRun] = []
         with contextlib.suppress(ConquietError, OSError):
-            admin = self._servers.async_admin()
-            await admin.run(lambda client: self.runs(client).execute(run_id, on_end=ended.append))
-        for run in ended:
-            detail = f"run {run.id} {run.state.value}: matched {run.matched}, done {run.done}, skipped {run.skipped}"
-            with contextlib.suppress(Exception):  # the run stores its result
-                await self._servers.redis(
-                    lambda admin, run=run, detail=detail: record_action(  # type: ignore[misc]
-                        admin, user=run.user, action=run.action.value, target=run.stream, detail=detail, of=run.audit_id
-                    )
-                )
+            ended = await self._runs().execute(run_id)
+            if ended is not None:
+                with contextlib.suppress(Exception):  # the run stores its result
+                    await self._record(ended)
+
+    def _runs(self) -> BulkRuns:
+        return BulkRuns(self._servers.async_client(), self._owner)
+
+    async def _record(self, run: BulkRun) -> None:
+        facts = {"user": run.user, "action": run.action.value, "target": run.stream, "of": run.audit_id}
+        detail = f"run {run.id} {run.state.value}: matched {run.matched}, done {run.done}, skipped {run.skipped}"
+        await self._servers.redis(lambda admin: record_action(admin, detail=detail, **facts))

@@ -9,16 +9,16 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any, Final, TypeVar
 
 from conquiet.core.redaction import redact_url
 from conquiet.dashboard.settings import DashboardSettings
 from conquiet.errors import ConfigurationError, ConquietError, QueueError
 from conquiet.management.async_redis import AsyncRedisAdmin
-from conquiet.management.database_view import DatabaseView
-from conquiet.management.paced_redis import PacedRedisAdmin
+from conquiet.management.database_view import DatabaseView, connect_database
 from conquiet.management.rabbit_queues import RabbitView
-from conquiet.management.redis_admin import RedisAdmin
+from conquiet.management.redis_admin import PacedRedisAdmin, RedisAdmin
 
 T = TypeVar("T")
 
@@ -56,7 +56,6 @@ class Servers:
         self._admin = RedisAdmin.from_url(settings.redis_url, timeout_s=settings.timeout_s)
         self._async: tuple[asyncio.AbstractEventLoop, AsyncRedisAdmin] | None = None
         self._database: DatabaseView | None = None
-        self._rabbit: RabbitView | None = None
         self._away: dict[str, tuple[float, ServerAwayError]] = {}
         self._closing = threading.Event()
 
@@ -67,7 +66,7 @@ class Servers:
 
     async def redis(self, work: Callable[[RedisAdmin], T]) -> T:
         """Return ``work(admin)``, run in a thread."""
-        return await self._query("Redis", self._settings.redis_name, lambda: self._in_thread(work, self._admin))
+        return await self._query("Redis", self._settings.redis_name, lambda: self._in_thread(lambda: work(self._admin)))
 
     async def redis_slowly(self, work: Callable[[RedisAdmin], T], *, per_s: float) -> T:
         """Return ``work(admin)``, run in a separate thread at ``per_s`` commands per second, for at most an hour."""
@@ -82,41 +81,40 @@ class Servers:
 
     async def redis_async(self, work: Callable[[Any], Awaitable[T]]) -> T:
         """Return ``await work(client)`` with an asyncio client."""
-        return await self._query("Redis", self._settings.redis_name, lambda: self.async_admin().run(work))
+        return await self._query("Redis", self._settings.redis_name, lambda: work(self.async_client()))
 
     async def database(self, work: Callable[[DatabaseView], T]) -> T:
         """Return ``work(view)``, run in a thread."""
-        settings = self._settings
-
-        def run() -> Awaitable[T]:
-            self._database = self._database or DatabaseView(
-                settings.db_url, inbox=settings.inbox, outbox=settings.outbox, timeout_s=settings.timeout_s
-            )
-            return self._in_thread(work, self._database)
-
-        return await self._query("the database", redact_url(settings.db_url), run)
+        address = redact_url(self._settings.db_url)
+        return await self._query("the database", address, lambda: self._in_thread(lambda: work(self._open_database())))
 
     async def rabbit(self, work: Callable[[RabbitView], T]) -> T:
         """Return ``work(view)``, run in a thread."""
-        settings = self._settings
-
-        def run() -> Awaitable[T]:
-            self._rabbit = self._rabbit or RabbitView(settings.rabbit_url, settings.rabbit_api_url)
-            return self._in_thread(work, self._rabbit)
-
-        return await self._query("RabbitMQ", redact_url(settings.rabbit_url), run)
+        address = redact_url(self._settings.rabbit_url)
+        return await self._query("RabbitMQ", address, lambda: self._in_thread(lambda: work(self._rabbit)))
 
     async def rabbit_async(self, work: Callable[[RabbitView], Awaitable[T]], *, limit_s: float) -> T:
         """Return ``await work(view)`` with a longer time limit than a page, for work such as a replay."""
-        view = self._rabbit = self._rabbit or RabbitView(self._settings.rabbit_url, self._settings.rabbit_api_url)
-        return await self._query("RabbitMQ", redact_url(self._settings.rabbit_url), lambda: work(view), limit_s=limit_s)
+        address = redact_url(self._settings.rabbit_url)
+        return await self._query("RabbitMQ", address, lambda: work(self._rabbit), limit_s=limit_s)
 
-    def async_admin(self) -> AsyncRedisAdmin:
+    def _open_database(self) -> DatabaseView:
+        if self._database is None:
+            settings = self._settings
+            engine = connect_database(settings.db_url, timeout_s=settings.timeout_s)
+            self._database = DatabaseView(engine, inbox=settings.inbox, outbox=settings.outbox)
+        return self._database
+
+    @cached_property
+    def _rabbit(self) -> RabbitView:
+        return RabbitView(self._settings.rabbit_url, self._settings.rabbit_api_url)
+
+    def async_client(self) -> Any:
         """Return the asyncio client of Redis for the running event loop."""
         loop = asyncio.get_running_loop()
         if self._async is None or self._async[0] is not loop:
             self._async = loop, AsyncRedisAdmin(self._settings.redis_url, timeout_s=self._settings.timeout_s)
-        return self._async[1]
+        return self._async[1].client
 
     async def close(self) -> None:
         """Close all connections."""
@@ -124,12 +122,12 @@ class Servers:
         if self._async is not None and self._async[0] is asyncio.get_running_loop():
             await self._async[1].close()
         if self._database is not None:
-            await self._in_thread(lambda view: view.close(), self._database)
+            await self._in_thread(self._database.close)
         self._admin.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _in_thread(self, work: Callable[[Any], T], view: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, view)
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def _query(
         self, server: str, address: str, work: Callable[[], Awaitable[T]], *, limit_s: float | None = None

@@ -6,7 +6,7 @@ events; the rest is sent once.
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
@@ -64,6 +64,12 @@ class View:
         return stream_of_token(token)
 
 
+def link(path: str, **params: Any) -> str:
+    """Return a path below the dashboard with a query. Parameters that are None or empty are left out."""
+    given = {name: value for name, value in params.items() if value not in {None, ""}}
+    return path + (f"?{urlencode(given)}" if given else "")
+
+
 class NotShownError(Exception):
     """The requested object does not exist, or this user may not see it."""
 
@@ -87,7 +93,7 @@ class Page:
     template: str
     values: Callable[[View], Awaitable[Values]]
     live: bool = True
-    interval_s: float = field(default=1.0)
+    interval_s: float = 1.0
     urgent: Callable[[View], Awaitable[object]] | None = None
 
 
@@ -101,19 +107,6 @@ NAVIGATION: Final = (
     ("rabbit", "/rabbit", "RabbitMQ"),
     ("runs", "/runs", "Bulk runs"),
     ("audit", "/audit", "Audit"),
-)
-
-
-_MACROS: Final = (
-    "away_box",
-    "badge",
-    "csrf_field",
-    "empty",
-    "flash_box",
-    "num",
-    "pager",
-    "state",
-    "tile",
 )
 
 
@@ -142,8 +135,8 @@ class Renderer:
         }
         self.environment.globals |= {"explain": explain, "charts": charts, "version": __version__}
         # Globals, not imports of each template: a block that is rendered alone sees no imports.
-        macros = self.environment.get_template("macros.html").module
-        self.environment.globals |= {name: getattr(macros, name) for name in _MACROS}
+        macros = vars(self.environment.get_template("macros.html").module)
+        self.environment.globals |= {name: macro for name, macro in macros.items() if not name.startswith("_")}
 
     def compile_templates(self) -> None:
         """Compile all templates, so that the first page does not wait for the compilation."""
@@ -189,14 +182,9 @@ class Renderer:
     def _shared(self, view: View, current: str) -> Values:
         request, settings, now_ms = view.request, self._parts.settings, time.time() * 1000
         root = root_of(request)
-
-        def url(path: str, **params: Any) -> str:
-            given = {name: value for name, value in params.items() if value not in {None, ""}}
-            return root + path + (f"?{urlencode(given)}" if given else "")
-
         hidden = {name for name, there in (("database", settings.db_url), ("rabbit", settings.rabbit_url)) if not there}
         return {
-            "url": url,
+            "url": lambda path, **params: root + link(path, **params),
             "now_ms": now_ms,
             "ago": lambda ms: formatting.ago(ms, now_ms),
             "access": view.access,

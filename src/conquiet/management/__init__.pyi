@@ -2,6 +2,7 @@
 
 from conquiet.management.enqueue import enqueue_all as enqueue_all
 from conquiet.management.jobs.admin import JobAdmin as JobAdmin
+from conquiet.management.jobs.admin import PartitionedJobs as PartitionedJobs
 from conquiet.management.jobs.bulk import BulkAction as BulkAction
 from conquiet.management.jobs.bulk import BulkReport as BulkReport
 from conquiet.management.jobs.control import ChangeReport as ChangeReport
@@ -13,7 +14,6 @@ from conquiet.management.jobs.models import JobList as JobList
 from conquiet.management.jobs.models import JobPhase as JobPhase
 from conquiet.management.jobs.models import JobProgress as JobProgress
 from conquiet.management.jobs.models import JobReport as JobReport
-from conquiet.management.jobs.partitioned import PartitionedJobs as PartitionedJobs
 from conquiet.management.jobs.reset import ResetReport as ResetReport
 from conquiet.management.maintenance import remove_consumer as remove_consumer
 from conquiet.management.maintenance import trim as trim

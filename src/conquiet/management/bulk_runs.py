@@ -25,9 +25,9 @@ from conquiet.core.replay_report import ReplayReport
 from conquiet.core.validation import require_seconds
 from conquiet.errors import ConfigurationError, ConquietError
 from conquiet.management.bulk_run_models import ACTIVE, BulkRun, RunAction, RunState
+from conquiet.management.jobs.admin import PartitionedJobs
 from conquiet.management.jobs.bulk import BulkReport
 from conquiet.management.jobs.models import JobFilter, JobPhase
-from conquiet.management.jobs.partitioned import PartitionedJobs
 from conquiet.processor.dead_letters import DeadFilter
 from conquiet.processor.partitioned_dead_letters import PartitionedDeadLetters
 from conquiet.redis_transport.client import AsyncClient
@@ -162,16 +162,16 @@ class BulkRuns:
         active = [run for run in await self.newest(limit=KEPT) if run.is_active]
         return [run for run in active if not await self._send("EXISTS", _lease(run.id))]
 
-    async def execute(self, run_id: str, *, on_end: Callable[[BulkRun], Any] | None = None) -> None:
-        """Work on a run until it is counted, done or cancelled, if no other process does."""
+    async def execute(self, run_id: str) -> BulkRun | None:
+        """Work on a run until it is counted, done or cancelled, if no other process does.
+
+        Return it as this process has ended it; None if another process works on it, or has cancelled it.
+        """
         if not await self._renew_lease(run_id):
-            return
+            return None
         run = await self.get(run_id)
         try:
-            if run is not None and run.is_active:
-                ended = await _RunExecutor(self, run).execute()
-                if on_end is not None and ended is not None:
-                    on_end(ended)
+            return await _RunExecutor(self, run).execute() if run is not None and run.is_active else None
         finally:
             with contextlib.suppress(Exception):  # the lease expires
                 await self._send("EVAL", RELEASE_NAME, 1, _lease(run_id), self._owner)
@@ -234,20 +234,19 @@ class _RunExecutor:
         self._run = run
         self._dead_letters = PartitionedDeadLetters(runs.client, run.stream)
         self._stopped = False
-        self._saved_at = time.monotonic()
 
     async def execute(self) -> BulkRun | None:
         """Execute the run and return its final state; None if it was cancelled or taken over."""
+        counting = self._run.state is RunState.COUNTING
         try:
-            if self._run.state is RunState.COUNTING:
-                await (self._count() if self._run.jobs is None else self._with_jobs(dry_run=True))
-                return await self._runs.finish(self._run, RunState.COUNTED)
             saver = asyncio.create_task(self._save_while_running())
             try:
-                await self._work()
+                await (self._count() if counting else self._work())
             finally:
                 saver.cancel()
                 await asyncio.gather(saver, return_exceptions=True)
+            if counting:
+                return await self._runs.finish(self._run, RunState.COUNTED)
             await self._runs.progress(self._run)
             return await self._runs.finish(self._run, RunState.DONE)
         except _StoppedError:
@@ -258,74 +257,63 @@ class _RunExecutor:
                 return await self._runs.finish(self._run, RunState.FAILED, type(error).__name__)
             return None
 
+    def _note(self, **numbers: Any) -> None:
+        """Remember the numbers of the run after a step; raise if it has been stopped."""
+        self._run = replace(self._run, **numbers)
+        if self._stopped:
+            raise _StoppedError
+
     async def _count(self) -> None:
-        matched = scanned = 0
+        if self._run.jobs is not None:
+            await self._with_jobs(
+                lambda report: self._note(scanned=report.scanned, total=report.scanned, matched=report.matched),
+                dry_run=True,
+            )
+            return
+        total, matched, scanned = self._run.total, 0, 0
         cursor: str | None = None
         while True:
             page = await self._dead_letters.list(cursor=cursor, limit=_PAGE, where=self._run.where)
             matched += len(page.items)
             cursor = page.cursor
-            scanned = min(self._run.total, scanned + _PAGE) if cursor else self._run.total
-            self._run = replace(self._run, scanned=scanned, matched=matched)
+            scanned = min(total, scanned + _PAGE) if cursor else total
+            self._note(scanned=scanned, matched=matched)
             if cursor is None:
                 return
-            if time.monotonic() - self._saved_at > _SAVE_S:
-                await self._runs.progress(self._run)
-                self._saved_at = time.monotonic()
 
     async def _work(self) -> None:
         if self._run.jobs is not None:
-            await self._with_jobs(dry_run=False)
+            await self._with_jobs(
+                lambda report: self._note(done=report.changed + report.requested, skipped=report.gone + report.refused),
+                dry_run=False,
+            )
         elif self._run.action is RunAction.REPLAY:
             await self._replay()
         else:
             await self._discard()
 
-    async def _with_jobs(self, *, dry_run: bool) -> None:
+    async def _with_jobs(self, note: Callable[[BulkReport], None], *, dry_run: bool) -> None:
         """Count or change jobs. The run's id names the bulk change, so that another process can continue it."""
         run = self._run
-
-        def note(report: BulkReport) -> None:
-            if dry_run:
-                self._run = replace(self._run, scanned=report.scanned, total=report.scanned, matched=report.matched)
-            else:
-                skipped = report.gone + report.refused
-                self._run = replace(self._run, done=report.changed + report.requested, skipped=skipped)
-            if self._stopped:
-                raise _StoppedError
-
-        admin = PartitionedJobs(self._runs.client, run.stream, group=run.group or None)
-        saver = asyncio.create_task(self._save_while_running()) if dry_run else None
-        try:
-            report = await admin.bulk(
-                run.action.value,
-                run.phase,
-                run.jobs or JobFilter(),
-                name=run.id,
-                dry_run=dry_run,
-                rate_per_s=run.rate_per_s or None,
-                on_progress=note,
-            )
-        finally:
-            if saver is not None:
-                saver.cancel()
-                await asyncio.gather(saver, return_exceptions=True)
+        report = await PartitionedJobs(self._runs.client, run.stream, group=run.group or None).bulk(
+            run.action.value,
+            run.phase,
+            run.jobs or JobFilter(),
+            name=run.id,
+            dry_run=dry_run,
+            rate_per_s=run.rate_per_s or None,
+            on_progress=note,
+        )
         note(report)
 
     async def _replay(self) -> None:
         before = self._run
 
         def note(report: ReplayReport) -> None:
-            self._run = replace(
-                self._run,
-                done=before.done + report.replayed,
-                skipped=before.skipped + report.gone + report.unreplayable,
-            )
-            if self._stopped:
-                raise _StoppedError
+            skipped = before.skipped + report.gone + report.unreplayable
+            self._note(done=before.done + report.replayed, skipped=skipped)
 
-        report = await self._dead_letters.replay(before.where, rate_per_s=before.rate_per_s or None, on_progress=note)
-        note(report)
+        note(await self._dead_letters.replay(before.where, rate_per_s=before.rate_per_s or None, on_progress=note))
 
     async def _discard(self) -> None:
         rate = self._run.rate_per_s
@@ -335,11 +323,8 @@ class _RunExecutor:
         while True:
             page = await self._dead_letters.list(cursor=cursor, limit=step, where=self._run.where)
             deleted = await self._dead_letters.discard_ids([one.id for one in page.items])
-            skipped = self._run.skipped + len(page.items) - deleted
-            self._run = replace(self._run, done=self._run.done + deleted, skipped=skipped)
+            self._note(done=self._run.done + deleted, skipped=self._run.skipped + len(page.items) - deleted)
             cursor = page.cursor
-            if self._stopped:
-                raise _StoppedError
             if cursor is None:
                 return
             if rate:

@@ -1,23 +1,55 @@
-"""Read inbox, outbox and lock waits of one database, by bounded statements with a time limit."""
+"""Read inbox, outbox and lock waits of one database, and unpark messages. Statements are bounded."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from conquiet.errors import ConfigurationError
-from conquiet.management.outbox import InboxSize, TargetBacklog, inbox_size, outbox_backlog, unpark, unpark_all
+from conquiet.management.models import Report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from sqlalchemy import Engine
 
-    from conquiet.transactional import Outbox
     from conquiet.transactional.outbox import ParkedMessage
 
 _LOCK_WAITS_POSTGRES: Final = (
     "SELECT pid, (pg_blocking_pids(pid))[1], EXTRACT(EPOCH FROM now() - query_start)::int "
     "FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0 LIMIT 20"
 )
+_MOST_ROWS: Final = 1_000_000
+_PAGE: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class TargetBacklog(Report):
+    """The outbox rows of one target.
+
+    Attributes:
+        target: Name of the target.
+        waiting: Rows to publish, delayed ones included.
+        parked: Rows that were parked after too many failures.
+        oldest_age_s: Age of the oldest row that is not parked; 0 if there is none.
+    """
+
+    target: str
+    waiting: int
+    parked: int
+    oldest_age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class InboxSize(Report):
+    """Size of an inbox.
+
+    Attributes:
+        rows: Number of rows, counted up to a million.
+        complete: True if all rows were counted.
+        oldest_age_s: Age of the oldest row; None if there is none.
+    """
+
+    rows: int
+    complete: bool
+    oldest_age_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,55 +61,58 @@ class LockWait:
     seconds: int
 
 
-class _Message(NamedTuple):
-    """Identifies a message to the inbox."""
-
-    stream: str
-    group: str
-    id: str
-
-
 class DatabaseView:
-    """Reads one database for operators. Every call blocks.
+    """Reads one database for operators, and unparks messages. Every call blocks.
 
     Args:
-        url: The database.
+        engine: The database.
         inbox: Name of the inbox table.
         outbox: Name of the outbox table.
-        timeout_s: Time limit of a statement.
     """
 
-    def __init__(self, url: str, *, inbox: str, outbox: str, timeout_s: float = 3.0) -> None:
-        self._url = url
-        self._inbox = inbox
-        self._outbox_table = outbox
-        self._timeout_s = timeout_s
-        self._engine: Engine | None = None
+    def __init__(self, engine: "Engine", *, inbox: str = "conquiet_inbox", outbox: str = "conquiet_outbox") -> None:
+        from conquiet.transactional import Outbox
 
-    @property
-    def dialect(self) -> str:
-        """Name of the kind of database."""
-        return self._url.partition(":")[0].partition("+")[0]
+        self._engine = engine
+        self._inbox = inbox
+        self._outbox = Outbox(outbox)
 
     def backlog(self) -> list[TargetBacklog]:
-        """Return the outbox by target."""
-        return outbox_backlog(self._connect(), self._outbox())
+        """Return the outbox by target, the oldest backlog first. Reads an index of the whole outbox."""
+        found = [
+            TargetBacklog(target, one.waiting, one.parked, one.oldest_age_s)
+            for target, one in self._outbox.backlog(self._engine).items()
+        ]
+        return sorted(found, key=lambda one: (-one.oldest_age_s, one.target))
 
     def parked(self, *, limit: int = 100) -> "list[ParkedMessage]":
         """Return the oldest parked messages, without payloads."""
-        return self._outbox().parked(self._connect(), limit=limit)
+        return self._outbox.parked(self._engine, limit=limit)
 
-    def inbox(self) -> InboxSize:
-        """Return the size of the inbox, counted up to 100,000 rows."""
-        return inbox_size(self._connect(), self._inbox, most_rows=100_000)
+    def inbox(self, *, most_rows: int = _MOST_ROWS) -> InboxSize:
+        """Return the size of the inbox. Counts at most ``most_rows``: counting a large table takes minutes."""
+        from conquiet.db import DbSession
+        from conquiet.errors import DbWriteError
+        from conquiet.transactional.schema import if_missing
+        from conquiet.transactional.sql_dialect import dialect_named
+
+        sql = dialect_named(self._engine.dialect.name)
+        try:
+            with DbSession(self._engine) as session:
+                rows = int(session.execute_scalar(sql.inbox_count(self._inbox), {"limit": most_rows + 1}))
+                age_us = session.execute_scalar(sql.inbox_oldest(self._inbox))
+        except DbWriteError as error:
+            raise if_missing(error, self._inbox) from error.__cause__
+        age_s = None if age_us is None else max(0.0, float(age_us) / 1e6)
+        return InboxSize(min(rows, most_rows), rows <= most_rows, age_s)
 
     def has_effect(self, stream: str, group: str, message_id: str) -> bool:
         """Return whether the inbox has the row of a message: its effect is committed."""
         from conquiet.db import DbSession
-        from conquiet.transactional import Inbox
+        from conquiet.transactional import Inbox, InboxKey
 
-        with DbSession(self._connect()) as session:
-            return Inbox(self._inbox).contains(session, _Message(stream, group, message_id))
+        with DbSession(self._engine) as session:
+            return Inbox(self._inbox).contains(session, InboxKey(stream, group, message_id))
 
     def lock_waits(self) -> list[LockWait]:
         """Return the lock waits that this user may see."""
@@ -85,41 +120,38 @@ class DatabaseView:
 
         from conquiet.management.doctor.mysql import find_lock_waits
 
-        engine = self._connect()
-        with engine.connect() as connection:
-            if engine.dialect.name == "postgresql":
+        dialect = self._engine.dialect
+        with self._engine.connect() as connection:
+            if dialect.name == "postgresql":
                 rows: Iterable[Any] = connection.execute(text(_LOCK_WAITS_POSTGRES)).all()
-            elif engine.dialect.name in {"mysql", "mariadb"}:
-                rows = find_lock_waits(connection, mariadb=bool(getattr(engine.dialect, "is_mariadb", False)))
+            elif dialect.name in {"mysql", "mariadb"}:
+                rows = find_lock_waits(connection, mariadb=bool(getattr(dialect, "is_mariadb", False)))
             else:
                 rows = ()
             return [LockWait(int(waiter), int(holder or 0), int(age or 0)) for waiter, holder, age in rows]
 
-    def unpark(self, seqs: "Iterable[int]") -> int:
-        """Unpark these messages, so that the relay retries them; return how many were parked."""
-        return unpark(self._connect(), self._outbox(), seqs)
+    def unpark(self, seqs: Iterable[int]) -> int:
+        """Unpark rows, so that the relay retries them; return how many of them were parked."""
+        return sum(self._outbox.unpark(self._engine, seq) for seq in seqs)
 
-    def unpark_target(self, target: str) -> int:
-        """Unpark all messages of a target, so that the relay retries them; return how many there were."""
-        return unpark_all(self._connect(), self._outbox(), target=target)
+    def unpark_all(self, *, target: str | None = None) -> int:
+        """Unpark all rows, or all rows of one target; return how many there were.
+
+        A row that is parked again during the call is not unparked twice.
+        """
+        done, last = 0, 0
+        while page := self._outbox.parked(self._engine, limit=_PAGE, after=last):
+            last = page[-1].seq
+            done += self.unpark(one.seq for one in page if target is None or one.target == target)
+        return done
 
     def close(self) -> None:
         """Close the connections."""
-        if self._engine is not None:
-            self._engine.dispose()
-
-    def _outbox(self) -> "Outbox":
-        from conquiet.transactional import Outbox
-
-        return Outbox(self._outbox_table)
-
-    def _connect(self) -> "Engine":
-        if self._engine is None:
-            self._engine = _create_engine(self._url, self._timeout_s)
-        return self._engine
+        self._engine.dispose()
 
 
-def _create_engine(url: str, timeout_s: float) -> "Engine":
+def connect_database(url: str, *, timeout_s: float = 3.0) -> "Engine":
+    """Return an engine for pages: ``timeout_s`` limits the time of each statement."""
     from sqlalchemy import create_engine, event
     from sqlalchemy.engine import make_url
 

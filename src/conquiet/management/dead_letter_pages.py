@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from conquiet.management.partitions import companion, partition_keys
-from conquiet.management.redis_admin import RedisAdmin, as_bytes, display_name
+from conquiet.management.redis_admin import RedisAdmin, as_bytes, display_name, utf8_name
 from conquiet.processor.dead_letters import EVERYTHING, DeadFilter, DeadMessage, read_dead_message
 from conquiet.redis_transport.ids import parse_id
 from conquiet.redis_transport.replies import text
@@ -184,11 +184,8 @@ def _message(entry: Any) -> DeadMessage:
 def stream_token(key: bytes | str) -> str:
     """Return a stream's key as text for URLs and forms: unchanged if it is UTF-8, else encoded in base64."""
     raw = as_bytes(key)
-    try:
-        found = raw.decode()
-    except UnicodeDecodeError:
-        return "b64:" + base64.urlsafe_b64encode(raw).decode()
-    return found
+    found = utf8_name(raw)
+    return "b64:" + base64.urlsafe_b64encode(raw).decode() if found is None else found
 
 
 def stream_of_token(token: str) -> bytes:

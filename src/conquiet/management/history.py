@@ -4,12 +4,13 @@ Workers write the counters when they renew their liveness key (``redis_transport
 the last 8 hours, and for each quarter of an hour of the last 14 days.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from conquiet.management.redis_admin import RedisAdmin, display_name
+from conquiet.management.redis_admin import RedisAdmin, display_name, utf8_name
 from conquiet.redis_transport.replies import as_mapping, text
 from conquiet.redis_transport.worker_reports import (
     BUCKETS_S,
@@ -99,16 +100,15 @@ def read_history(server: RedisAdmin, stream: bytes, groups: Iterable[bytes], spa
     step_s, count = _STEP_S[span], _POINTS[span]
     last = now_s // step_s
     numbers = range(last - count + 1, last + 1)
-    names = [name for group in groups if (name := _text(group)) is not None]
-    key = _text(stream)
     points = {number: Point(number * step_s) for number in numbers}
+    key = utf8_name(stream)
     if key is None:
         return History(span, step_s, tuple(points.values()), ())
     per_hash = _MINUTE_S if span is HistorySpan.HOUR else QUARTERS_PER_DAY
     hashes = range(numbers[0] // per_hash, last // per_hash + 1)
     name_of = minutes_key if span is HistorySpan.HOUR else quarters_key
     commands: list[tuple[Word, ...]] = [
-        ("HGETALL", name_of(history_base(key, group), one)) for group in names for one in hashes
+        ("HGETALL", name_of(base, one)) for base in _bases(stream, groups) for one in hashes
     ]
     commands.append(("ZRANGE", deploys_key(key), 0, -1, "WITHSCORES"))
     *replies, marks = server.pipeline(commands, stream=display_name(stream))
@@ -126,39 +126,30 @@ def read_history(server: RedisAdmin, stream: bytes, groups: Iterable[bytes], spa
 def read_sparklines(server: RedisAdmin, streams: Sequence[tuple[bytes, Sequence[bytes]]]) -> dict[bytes, list[int]]:
     """Return attempts per minute of each stream in the last hour, oldest first. Two small reads for each group."""
     last = server.now_ms() // 60_000
-    numbers = range(last - 59, last + 1)
-    asked: list[tuple[bytes, list[int]]] = []
-    commands: list[tuple[Word, ...]] = []
+    minutes = range(last - 59, last + 1)
+    hours = {hour: [one for one in minutes if one // 60 == hour] for hour in sorted({one // 60 for one in minutes})}
+    commands: list[tuple[bytes, int, tuple[Word, ...]]] = []
     for stream, groups in streams:
-        key = _text(stream)
-        for name in () if key is None else [one for group in groups if (one := _text(group)) is not None]:
-            base = history_base(key or "", name)
-            for hour in range(numbers[0] // 60, last // 60 + 1):
-                mine = [number for number in numbers if number // 60 == hour]
-                fields = [f"{number % 60}:{what}" for number in mine for what in ("ok", "failed")]
-                asked.append((stream, mine))
-                commands.append(("HMGET", minutes_key(base, hour), *fields))
-    found: dict[bytes, dict[int, int]] = {stream: dict.fromkeys(numbers, 0) for stream, _ in streams}
-    for (stream, mine), reply in zip(asked, _send_all(server, asked, commands), strict=True):
-        for at, number in enumerate(mine):
-            found[stream][number] += int(reply[2 * at] or 0) + int(reply[2 * at + 1] or 0)
+        for base in _bases(stream, groups):
+            for hour, those in hours.items():
+                fields = [f"{minute % 60}:{what}" for minute in those for what in ("ok", "failed")]
+                commands.append((stream, hour, ("HMGET", minutes_key(base, hour), *fields)))
+    found: dict[bytes, dict[int, int]] = {stream: dict.fromkeys(minutes, 0) for stream, _ in streams}
+    # One round trip; in a cluster one for each stream.
+    for place, members in itertools.groupby(commands, key=lambda one: one[0] if server.is_cluster else b""):
+        batch = list(members)
+        replies = server.pipeline([words for _, _, words in batch], stream=display_name(place))
+        for (stream, hour, _), reply in zip(batch, replies, strict=True):
+            for minute, ok, failed in zip(hours[hour], reply[::2], reply[1::2], strict=True):
+                found[stream][minute] += int(ok or 0) + int(failed or 0)
     return {stream: list(points.values()) for stream, points in found.items()}
 
 
-def _send_all(
-    server: RedisAdmin, asked: Sequence[tuple[bytes, list[int]]], commands: list[tuple["Word", ...]]
-) -> list[Any]:
-    """Return the replies, in one round trip; in a cluster in one round trip for each stream."""
-    if not server.is_cluster:
-        return server.pipeline(commands) if commands else []
-    replies: list[Any] = []
-    at = 0
-    while at < len(asked):
-        stream = asked[at][0]
-        end = next((number for number in range(at, len(asked)) if asked[number][0] != stream), len(asked))
-        replies += server.pipeline(commands[at:end], stream=display_name(stream))
-        at = end
-    return replies
+def _bases(stream: bytes, groups: Iterable[bytes]) -> list[str]:
+    """Return the prefixes of the counters of these groups. Names of conquiet's workers are UTF-8; others have none."""
+    key = utf8_name(stream)
+    names = [utf8_name(group) for group in groups]
+    return [] if key is None else [history_base(key, name) for name in names if name is not None]
 
 
 def _add(points: dict[int, Point], first: int, reply: Any) -> None:
@@ -191,10 +182,3 @@ def _merge(points: list[Point], size: int) -> tuple[Point, ...]:
             whole.wait = [a + b for a, b in zip(whole.wait, one.wait, strict=True)]
         merged.append(whole)
     return tuple(merged)
-
-
-def _text(name: bytes) -> str | None:
-    try:
-        return name.decode()
-    except UnicodeDecodeError:  # names of conquiet's workers are UTF-8, so there is no history
-        return None

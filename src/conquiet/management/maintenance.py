@@ -9,7 +9,7 @@ from conquiet.errors import NoSuchStreamError, OperatorError
 from conquiet.management.liveness import ALIVE_S, server_counts_attempts
 from conquiet.management.models import RemovalReport, TrimReport
 from conquiet.management.overview import describe_key, describe_stream, require_group
-from conquiet.management.partitions import partition_keys
+from conquiet.management.partitions import existing_partitions, partition_keys
 from conquiet.management.redis_admin import RedisAdmin
 from conquiet.redis_transport.ids import parse_id
 from conquiet.redis_transport.liveness import liveness_key, registry_key
@@ -135,9 +135,7 @@ def trim(server: RedisAdmin, stream: str, *, older_than_s: float | None = None, 
         OperatorError: The stream has no group, so it is unknown which entries are needed.
     """
     keep_s = 0.0 if older_than_s is None else require_seconds("older_than_s", older_than_s, zero_allowed=True)
-    names = [key.decode() for key in partition_keys(server, stream)]
-    if len(names) > 1:
-        names = [name for name in names if server.is_stream(name)] or [stream]
+    names = existing_partitions(server, stream)
     reports = [_trim(server, name, round(keep_s * 1000), dry_run=dry_run) for name in names]
     return TrimReport(
         min((report.below_id for report in reports), key=parse_id),

@@ -34,6 +34,11 @@ class ConsumerState(StrEnum):
     UNKNOWN = "unknown"
     DEAD = "dead"
 
+    @property
+    def is_alive(self) -> bool:
+        """True for a consumer that is known to be alive."""
+        return self in {ConsumerState.LIVE, ConsumerState.IDLE}
+
 
 @dataclass(frozen=True, slots=True)
 class ConsumerReport(Report):
@@ -53,7 +58,7 @@ class ConsumerReport(Report):
     @property
     def alive(self) -> bool:
         """True if it is known to be alive."""
-        return self.state in {ConsumerState.LIVE, ConsumerState.IDLE}
+        return self.state.is_alive
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Partition 0 is the stream, see docs/decisions/0051.
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from conquiet.management.models import ConsumerReport, ConsumerState, GroupReport, StreamReport
 from conquiet.management.redis_admin import RedisAdmin, as_bytes, display_name
@@ -37,17 +37,18 @@ def count_partitions(server: RedisAdmin, stream: str | bytes) -> int:
         return 1
     packed = pack("HMGET", companion(raw, b"partitions"), "count", "previous", "next")
     reply = server.send(packed, 1, command="HMGET", stream=display_name(raw))[0]
-    return partitions_in(reply)
-
-
-def partitions_in(reply: Any) -> int:
-    """Return the number of partitions from a reply to HMGET; 1 if the server refused it, or stores none."""
     return 1 if isinstance(reply, ResponseError) else read_layout(reply).to_read
 
 
 def partition_keys(server: RedisAdmin, stream: str | bytes) -> list[bytes]:
     """Return the keys of a stream's partitions. A stream without partitions is its only partition."""
     return names_of(as_bytes(stream), count_partitions(server, stream))
+
+
+def existing_partitions(server: RedisAdmin, stream: str) -> list[str]:
+    """Return the partitions that exist; the stream if none does, so that the next command reports it as missing."""
+    names = [key.decode() for key in partition_keys(server, stream)]
+    return names if len(names) == 1 else [name for name in names if server.is_stream(name)] or [stream]
 
 
 def names_of(stream: bytes, count: int) -> list[bytes]:

@@ -8,9 +8,8 @@ from conquiet.errors import ConfigurationError
 from conquiet.management.liveness import ALIVE_S
 from conquiet.management.models import ConsumerState, PendingReport, ReclaimReport
 from conquiet.management.overview import describe_key, require_group
-from conquiet.management.partitions import partition_keys
+from conquiet.management.partitions import existing_partitions
 from conquiet.management.redis_admin import RedisAdmin, display_name
-from conquiet.management.scripts import RECLAIM
 from conquiet.redis_transport.ids import parse_id
 from conquiet.redis_transport.replies import Pending, entries, pending_rows, text
 
@@ -23,6 +22,28 @@ RECLAIMED = "conquiet-reclaimed"
 _LONG_AGO_MS = 7 * 24 * 60 * 60 * 1000
 _PAGE = 1_000
 _MAX_PAGES = 100
+
+RECLAIM = """
+local claimed = {}
+local options = {'JUSTID'}
+if ARGV[3] ~= '' then options = {'IDLE', ARGV[3], unpack(options)} end
+if ARGV[4] ~= '' then options = {'RETRYCOUNT', ARGV[4], unpack(options)} end
+for i = 5, #ARGV, 4 do
+  local row = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1)[1]
+  local same = row and row[2] == ARGV[i + 1] and row[4] == tonumber(ARGV[i + 3])
+  if same and row[3] >= tonumber(ARGV[i + 2]) then
+    local moved = redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[i], unpack(options))
+    if #moved > 0 then claimed[#claimed + 1] = ARGV[i] end
+  end
+end
+return claimed
+"""
+"""Claim entries that have not changed since they were listed. KEYS: stream; ARGV: group, new owner, idle ms to set or
+empty, delivery count to set or empty, then for each its id, and the owner, idle ms and deliveries that were listed.
+
+XCLAIM checks only the idle time. An entry with another owner, another delivery count or a shorter idle time has been
+claimed by another worker since, and remains with that worker.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +79,11 @@ def list_pending(
     Raises:
         NoSuchStreamError: There is no such stream or group.
     """
-    names = _partitions(server, stream)
+    names = existing_partitions(server, stream)
     found = [report for name in names for report in _list_key(server, name, group, where or PendingFilter(), alive_s)]
     if len(names) == 1:
         return found
     return sorted(found, key=lambda report: parse_id(report.id))[: (where or PendingFilter()).limit]
-
-
-def _partitions(server: RedisAdmin, stream: str) -> list[str]:
-    """Return the existing partitions of a stream."""
-    names = [key.decode() for key in partition_keys(server, stream)]
-    return names if len(names) == 1 else [name for name in names if server.is_stream(name)] or [stream]
 
 
 def _list_key(server: RedisAdmin, stream: str, group: str, where: PendingFilter, alive_s: float) -> list[PendingReport]:
@@ -147,7 +162,7 @@ def reclaim(
         )
     new_owner = require_text("owner", owner) if owner else RECLAIMED
     claimed: list[str] = []
-    for name in _partitions(server, stream):
+    for name in existing_partitions(server, stream):
         left = replace(where, limit=max(1, where.limit - len(claimed)))
         if len(claimed) < where.limit:
             age = "" if owner else str(_LONG_AGO_MS)

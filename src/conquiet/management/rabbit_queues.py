@@ -1,6 +1,6 @@
 """List the queues of a RabbitMQ page by page with the management API. Reads no messages."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote, urlencode, urlsplit
@@ -103,13 +103,13 @@ class RabbitView:
         if name:
             query |= {"name": name, "use_regex": "false"}
         reply = self._api.get(f"/api/queues/{quote(self._vhost, safe='')}?{urlencode(query)}")
-        queues = [_queue(row) for row in reply.get("items", [])]
-        targets = {one.dead_letter_routing_key for one in queues if one.dead_letter_exchange}
+        rows = reply.get("items", [])
+        targets = {queue_setting(row, "dead-letter-routing-key") for row in rows if has_dead_letter_exchange(row)}
         return RabbitQueuePage(
-            tuple(_marked(one, targets) for one in queues),
+            tuple(_queue(row, targets) for row in rows),
             page=int(reply.get("page", 1)),
             pages=int(reply.get("page_count", 1)),
-            total=int(reply.get("filtered_count", len(queues))),
+            total=int(reply.get("filtered_count", len(rows))),
             version=self._api.version(),
         )
 
@@ -154,11 +154,13 @@ def _increments(totals: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(max(0, after - before) for before, after in pairwise(totals))
 
 
-def _queue(row: dict[str, Any]) -> RabbitQueue:
+def _queue(row: dict[str, Any], targets: set[Any]) -> RabbitQueue:
+    """Return one queue. ``targets`` are the names of queues that others dead-letter into."""
+    name = str(row["name"])
     exchange = queue_setting(row, "dead-letter-exchange") or ""
     stats = row.get("message_stats") or {}
     return RabbitQueue(
-        name=str(row["name"]),
+        name=name,
         kind=str(row.get("type") or queue_setting(row, "queue-type") or "classic"),
         state=str(row.get("state") or "running"),
         ready=int(row.get("messages_ready") or 0),
@@ -168,12 +170,8 @@ def _queue(row: dict[str, Any]) -> RabbitQueue:
         per_s_out=_rate(stats, "ack_details"),
         dead_letter_exchange=str(exchange) or ("(default)" if has_dead_letter_exchange(row) else ""),
         dead_letter_routing_key=str(queue_setting(row, "dead-letter-routing-key") or ""),
-        is_dead_letter_queue=False,
+        is_dead_letter_queue=name in targets or name.endswith((".dead", ".dlq", "-dlq")),
     )
-
-
-def _marked(one: RabbitQueue, targets: set[str]) -> RabbitQueue:
-    return replace(one, is_dead_letter_queue=one.name in targets or one.name.endswith((".dead", ".dlq", "-dlq")))
 
 
 def _rate(stats: dict[str, Any], name: str) -> float:

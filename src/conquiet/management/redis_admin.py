@@ -1,10 +1,13 @@
 """Send plain commands to one Redis over a separate connection, without retries."""
 
+import threading
+import time
 from typing import Any, Self
 
 from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.redaction import printable
-from conquiet.errors import NoSuchStreamError, WrongKeyTypeError
+from conquiet.core.throttle import Throttle
+from conquiet.errors import LifecycleError, NoSuchStreamError, WrongKeyTypeError
 from conquiet.redis_transport.client import AnyRedis, SyncClient, clone_to
 from conquiet.redis_transport.cluster_connection import ClusterConnection, open_connection
 from conquiet.redis_transport.commands import Word, encoded, pack
@@ -49,12 +52,14 @@ class RedisAdmin(ClosedAfterUse):
 
     def call(self, *words: Word, stream: str = "", group: str = "") -> Any:
         """Send one command and return its reply."""
+        self._wait(1)
         return self._connection.call(str(words[0]), pack(*words), stream=stream, group=group)
 
     def pipeline(self, commands: list[tuple[Word, ...]], *, stream: str = "", group: str = "") -> list[Any]:
         """Send several commands in one write and return their replies; raise the first error reply."""
         if len(commands) < 2:  # noqa: PLR2004 - one reply is not a list of replies
             return [self.call(*words, stream=stream, group=group) for words in commands]
+        self._wait(len(commands))
         packed = b"".join(pack(*words) for words in commands)
         replies = self._connection.pipeline(str(commands[0][0]), packed, len(commands), stream=stream, group=group)
         for words, reply in zip(commands, replies, strict=True):
@@ -64,7 +69,11 @@ class RedisAdmin(ClosedAfterUse):
 
     def send(self, packed: bytes, replies: int, *, command: str, stream: str) -> list[Any]:
         """Send packed commands, e.g. one transaction. Error replies are returned, not raised."""
+        self._wait(replies)
         return self._connection.pipeline(command, packed, replies, stream=stream)
+
+    def _wait(self, commands: int) -> None:
+        """Wait before this number of commands is sent. Does nothing here; see ``PacedRedisAdmin``."""
 
     @property
     def is_cluster(self) -> bool:
@@ -79,6 +88,7 @@ class RedisAdmin(ClosedAfterUse):
         """Send one command to this master of a Redis Cluster; with None, to the only server."""
         if address is None or not isinstance(self._connection, ClusterConnection):
             return self.call(*words)
+        self._wait(1)
         return self._connection.call_node(address, str(words[0]), pack(*words))
 
     def info(self, *sections: str) -> dict[str, str]:
@@ -109,6 +119,25 @@ class RedisAdmin(ClosedAfterUse):
         return kind == "stream"
 
 
+class PacedRedisAdmin(RedisAdmin):
+    """Waits before a command that would exceed the rate, for long examinations that are not urgent. For one thread."""
+
+    _throttle = Throttle(None)
+    _closing: threading.Event | None = None
+
+    def limit(self, per_s: float, closing: threading.Event | None = None) -> None:
+        """Limit the rate to ``per_s`` commands per second; raise ``LifecycleError`` once ``closing`` is set."""
+        self._throttle = Throttle(per_s)
+        self._closing = closing
+
+    def _wait(self, commands: int) -> None:
+        wait_s = self._throttle.reserve(commands)
+        if self._closing is None:
+            time.sleep(wait_s)
+        elif self._closing.wait(wait_s):
+            raise LifecycleError("the examination was ended: its dashboard closes")
+
+
 def entry_id_in(given: str) -> str | None:
     """Return a text from outside if it is the id of a stream entry, else None."""
     return given if is_entry_id(given) else None
@@ -117,6 +146,14 @@ def entry_id_in(given: str) -> str | None:
 def display_name(name: str | bytes) -> str:
     """Return a Redis name as readable text. Bytes that are not UTF-8 are escaped: not for use in a command."""
     return name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name
+
+
+def utf8_name(name: bytes) -> str | None:
+    """Return a Redis name as text; None if it is not UTF-8, as the names of conquiet's streams and workers are."""
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def as_bytes(name: str | bytes) -> bytes:

@@ -2,19 +2,33 @@
 
 A worker stores these facts when it renews its liveness key (``redis_transport.worker_reports``). The facts of a killed
 worker remain, so that its host and process id can be shown after its liveness key has expired.
+
+A worker without an open connection to Redis is dead: a killed process on any host is detected within a second. The
+kernel closes the sockets of a process that ends for any reason, and Redis notices immediately. The liveness key of the
+worker exists for up to 15 seconds longer. A worker reports the ids of its connections with that key. One
+``CLIENT LIST ID`` queries only these ids, so its cost depends on the number of workers, not on the number of clients.
+
+One missing connection proves nothing: a worker that has reconnected reports its new ids a moment later. The caller
+therefore queries twice. A host that loses power or its network closes no socket: there the liveness key decides.
+
+See docs/decisions/0052.
 """
 
+import re
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from conquiet.errors import QueueError
 from conquiet.management.liveness import consumer_state, server_counts_attempts
 from conquiet.management.models import ConsumerState
-from conquiet.management.redis_admin import RedisAdmin, display_name
+from conquiet.management.redis_admin import RedisAdmin, display_name, utf8_name
+from conquiet.redis_transport.errors import ResponseError
 from conquiet.redis_transport.liveness import has_ended, liveness_key, registry_key
+from conquiet.redis_transport.replies import info_fields
 from conquiet.redis_transport.worker_reports import workers_key
 
 if TYPE_CHECKING:
@@ -23,6 +37,10 @@ if TYPE_CHECKING:
 _PER_CALL: Final = 50
 _MOST_CONSUMERS: Final = 500
 _FORGOTTEN_MS: Final = 3_600_000
+_MOST_CLIENTS: Final = 1_000
+"""Most connections queried by one command. The reply has about 350 bytes for each."""
+
+_CLIENT_ID: Final = re.compile(rb"^id=(\d+) ", re.MULTILINE)
 
 _WORKERS: Final = """
 local function field(row, name)
@@ -109,7 +127,7 @@ class StreamWorker:
 
 def read_workers(server: RedisAdmin, groups: Iterable[tuple[bytes, bytes]]) -> list[StreamWorker]:
     """Return the consumers of these groups, given as pairs of stream and group."""
-    wanted = [(stream, group) for stream, group in groups if _is_text(stream) and _is_text(group)]
+    wanted = [those for those in groups if all(utf8_name(name) is not None for name in those)]
     attempts = server_counts_attempts(server) if wanted else False
     found: list[StreamWorker] = []
     step = 1 if server.is_cluster else _PER_CALL  # a script may use keys of one slot only
@@ -170,10 +188,60 @@ def _facts(raw: Any) -> WorkerFacts | None:
         return None
 
 
-def _is_text(name: bytes) -> bool:
-    """Return whether a name is UTF-8, as the names of conquiet's workers are."""
+class WorkerConnections(NamedTuple):
+    """The connections that one worker reported: run id of the server and CLIENT IDs."""
+
+    server: str
+    clients: tuple[int, ...]
+
+
+def connections_of(worker: StreamWorker) -> WorkerConnections | None:
+    """Return the connections of a live worker; None if the worker is dead or reports none."""
+    facts = worker.facts
+    if facts is None or not facts.server or not facts.clients or worker.state is ConsumerState.DEAD:
+        return None
+    return WorkerConnections(facts.server, facts.clients)
+
+
+def find_closed(server: RedisAdmin, workers: Iterable[StreamWorker]) -> set[WorkerConnections] | None:
+    """Return the reported connections that are all closed; None if this user may not query them.
+
+    Connections to an earlier process of the server, before a restart or a failover, are left out.
+    """
+    wanted = {one for one in map(connections_of, workers) if one is not None}
+    closed: set[WorkerConnections] = set()
+    if not wanted:
+        return closed
     try:
-        name.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+        for address in server.masters():
+            here = info_fields(server.call_each(address, "INFO", "server")).get("run_id", "")
+            queried = _bounded([one for one in wanted if one.server == here])
+            ids = sorted({client for one in queried for client in one.clients})
+            if ids:
+                found = _CLIENT_ID.findall(server.call_each(address, "CLIENT", "LIST", "ID", *ids))
+                open_now = set(map(int, found))
+                closed |= {one for one in queried if open_now.isdisjoint(one.clients)}
+    except QueueError as error:
+        if isinstance(error.__cause__, ResponseError):
+            return None
+        raise
+    return closed
+
+
+def _bounded(wanted: Sequence[WorkerConnections]) -> list[WorkerConnections]:
+    """Return as many as one command may query: the newest connections, of the workers that started last."""
+    left, kept = _MOST_CLIENTS, []
+    for one in sorted(wanted, key=lambda one: one.clients, reverse=True):
+        left -= len(one.clients)
+        if left < 0:
+            break
+        kept.append(one)
+    return kept
+
+
+def mark_closed(workers: Iterable[StreamWorker], closed: set[WorkerConnections]) -> tuple[StreamWorker, ...]:
+    """Return the workers, marked as dead if their connections are closed. Pure."""
+    return tuple(
+        replace(one, state=ConsumerState.DEAD, disconnected=True) if connections_of(one) in closed else one
+        for one in workers
+    )

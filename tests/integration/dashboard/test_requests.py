@@ -14,7 +14,7 @@ from httpx import AsyncClient
 from tests.integration.dashboard.conftest import AddDead, OpenClient
 from tests.redis_clients import RawRedis
 
-from conquiet.dashboard import Access, Dashboard
+from conquiet.dashboard import EVERYTHING, Access, Dashboard
 from conquiet.dashboard.explanations import explain
 from conquiet.processor import Emitted
 from conquiet.testing import wait_until_async
@@ -106,6 +106,19 @@ async def test_a_payload_is_revealed_by_setting_right_and_redaction_together(
     assert SECRET not in await shown_by(hidden)
     assert SECRET not in await shown_by(own)
     assert "orderspaid" in await shown_by(own)
+
+
+@pytest.mark.parametrize(("path", "do"), [("/dead/act", "cancel"), ("/jobs/act", "replay"), ("/run/cancel", "view")])
+async def test_a_form_with_an_action_of_another_page_is_refused(
+    open_client: OpenClient, add_dead: AddDead, path: str, do: str
+) -> None:
+    add_dead("orders", 1)
+    client = open_client(authorize=lambda _: Access("ann", EVERYTHING))
+
+    refused = await post(client, "/dead?stream=orders", path, do=do, stream="orders", id="1-1")
+
+    assert refused.status_code == 400
+    assert "Nothing was changed" in refused.text
 
 
 async def test_rights_hold_for_the_very_action_and_stream(

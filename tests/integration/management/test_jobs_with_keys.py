@@ -95,7 +95,7 @@ async def test_a_reset_leaves_no_key_behind(place: Place) -> None:
             return (await place.jobs.reset(dry_run=True)).delayed == 1
 
         await wait_until_async(is_retrying)
-        stream = place.jobs._reader.keys.stream
+        stream = place.jobs._stream
         report = await place.jobs.reset(confirm=stream)
         assert (report.delayed, report.behind) == (1, 1)
         order = await place.order.report()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from redis import Redis
 
 from conquiet.management import PendingFilter, RedisAdmin, list_pending, reclaim
-from conquiet.management.scripts import RECLAIM
+from conquiet.management.pending import RECLAIM
 from conquiet.queue import RedisStreamsQueue
 
 

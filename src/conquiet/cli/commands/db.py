@@ -123,12 +123,11 @@ def status(
     Examples:
         conquiet db status
     """
-    from conquiet.management.outbox import inbox_size, outbox_backlog
-    from conquiet.transactional import Outbox
+    from conquiet.management.database_view import DatabaseView
 
     with open_database(db_url) as engine:
-        size = inbox_size(engine, inbox)
-        targets = outbox_backlog(engine, Outbox(outbox))
+        view = DatabaseView(engine, inbox=inbox, outbox=outbox)
+        size, targets = view.inbox(), view.backlog()
     waiting, parked = sum(one.waiting for one in targets), sum(one.parked for one in targets)
     oldest_age_s = max((one.oldest_age_s for one in targets), default=None)
     if as_json:

@@ -8,10 +8,8 @@ import typer
 from conquiet.cli.command_group import CommandGroup
 from conquiet.cli.dead_letter_sources import Selection, ServerOptions, find_source
 from conquiet.cli.option_types import number_option
-from conquiet.cli.output import print_json, print_result, print_rows
-from conquiet.cli.progress import progress
+from conquiet.cli.output import print_fact, print_json, print_result, print_rows, print_traceback, progress
 from conquiet.cli.settings import AsJson, DryRun
-from conquiet.core.redaction import printable
 
 if TYPE_CHECKING:
     from conquiet.core.replay_report import ReplayReport
@@ -26,7 +24,6 @@ Limit = Annotated[int, typer.Option(min=0, help="Most dead letters; 0: no limit.
 ShowPayload = Annotated[bool, typer.Option("--show-payload", help="Also print payloads, which may be personal data.")]
 
 _GONE = "another process replayed or discarded them meanwhile"
-_UNCUT = 2**30
 
 
 @app.command("list")
@@ -87,18 +84,13 @@ def show(
     if as_json:
         print_json(facts)
         return
-    # Every value is escaped: the sender of a message must not be able to forge lines of this output.
     for key, value in facts.items():
         if key != last:
-            text = ", ".join(value) if isinstance(value, list) else value
-            typer.echo(f"{key:<12} {'-' if text in (None, '') else printable(text, limit=_UNCUT)}")
+            print_fact(key, ", ".join(value) if isinstance(value, list) else value, width=12)
     for death in facts.get("deaths", ()):
         text = f"{death['time'] or '-'} {death['reason']} in {death['queue']}, {death['count']} times"
-        typer.echo(f"died         {printable(text, limit=_UNCUT)}")
-    if facts.get("traceback"):
-        typer.echo()
-        for line in facts["traceback"].rstrip().split("\n"):
-            typer.echo(printable(line, limit=_UNCUT))
+        print_fact("died", text, width=12)
+    print_traceback(facts.get("traceback", ""))
 
 
 @app.command()

@@ -132,7 +132,7 @@ def _examined_database(flag: str) -> "Iterator[Engine]":
 
 def _database(flag: str, connections: int) -> "list[Finding]":
     from conquiet.management.doctor.database import examine_schema
-    from conquiet.management.doctor.findings import Finding, Severity
+    from conquiet.management.doctor.findings import Finding
     from conquiet.management.doctor.mysql import examine_mysql
     from conquiet.management.doctor.postgres import examine_postgres
 
@@ -141,9 +141,8 @@ def _database(flag: str, connections: int) -> "list[Finding]":
         if kind in {"mysql", "mariadb", "postgresql"}:
             examine = examine_postgres if kind == "postgresql" else examine_mysql
             return [*examine(engine, wanted_connections=connections), *examine_schema(engine)]
-        unsuitable = Finding(
+        unsuitable = Finding.warning(
             "database.dialect",
-            Severity.WARNING,
             f"the database is {kind}",
             "SQLite has one writer at a time and is for demos and tests",
             "use MySQL 8, MariaDB 10.6 or PostgreSQL 13, or newer",

@@ -6,9 +6,8 @@ import typer
 
 from conquiet.cli.connections import open_redis
 from conquiet.cli.line_batcher import LineBatcher
-from conquiet.cli.output import print_result
+from conquiet.cli.output import print_result, progress
 from conquiet.cli.payload_input import read_payloads, report_partial_failure
-from conquiet.cli.progress import progress
 from conquiet.cli.settings import AsJson, RedisUrl
 
 

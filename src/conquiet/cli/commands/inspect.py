@@ -15,19 +15,9 @@ if TYPE_CHECKING:
     from conquiet.management import RedisAdmin, StreamReport
 
 _COLUMNS = [
-    "stream",
-    "length",
-    "group",
-    "lag",
-    "pending",
-    "oldest_s",
-    "alive",
-    "unknown",
-    "dead",
-    "delayed",
-    "dead_letters",
+    "stream", "length", "group", "lag", "pending", "oldest_s", "alive", "unknown", "dead", "delayed", "dead_letters",
     "paused",
-]
+]  # fmt: skip
 
 
 def inspect(

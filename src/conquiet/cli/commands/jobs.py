@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -11,7 +10,7 @@ from conquiet.cli.command_group import CommandGroup
 from conquiet.cli.connections import call_redis
 from conquiet.cli.errors import CommandError
 from conquiet.cli.option_types import JobPhaseName, number_option
-from conquiet.cli.output import print_json, print_rows
+from conquiet.cli.output import moment, print_fact, print_json, print_result, print_rows, print_traceback
 from conquiet.cli.settings import AsJson, RedisUrl
 from conquiet.core.redaction import printable
 
@@ -31,7 +30,6 @@ DeadId = Annotated[str, typer.Argument(metavar="PLACE", help="Id of the dead let
 RetryGroup = Annotated[str, typer.Option(help="Consumer group to retry for, instead of the original one.")]
 
 _COLUMNS = ("id", "event", "phase", "attempt", "age_s", "due", "place", "consumer", "error")
-_UNCUT = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,24 +123,21 @@ def show(
         print_json(facts)
         return
     for name in ("id", "phase", "error_type", "has_result"):
-        _line(name, facts[name])
+        print_fact(name, facts[name])
     for place in facts["places"]:
         text = ", ".join(
             f"{name} {value}" for name, value in place.items() if value not in {None, "", 0} and name != "id"
         )
-        _line("place", text)
+        print_fact("place", text)
     for name, at_ms in history.times_ms.items():
-        _line(name, _moment(at_ms))
+        print_fact(name, moment(at_ms))
     if history.progress is not None:
-        _line("progress", f"{history.progress.fraction:.0%} {history.progress.text}")
+        print_fact("progress", f"{history.progress.fraction:.0%} {history.progress.text}")
     if history.cancellation is not None:
         known = history.cancellation
-        _line("cancellation", f"{known.state} {_moment(known.at_ms)}, while {known.while_in}")
+        print_fact("cancellation", f"{known.state} {moment(known.at_ms)}, while {known.while_in}")
     _print_attempts(history)
-    if history.traceback:
-        typer.echo()
-        for line in history.traceback.rstrip().split("\n"):
-            typer.echo(printable(line, limit=_UNCUT))
+    print_traceback(history.traceback)
 
 
 @app.command()
@@ -279,13 +274,10 @@ def _report(stream: str, report: "ChangeReport", as_json: bool, *, moved: str = 
 
     if report.change is JobChange.GONE:
         raise _no_such_job(stream, report.id, complete=not report.note)
-    if as_json:
-        print_json(report.as_dict())
-    else:
-        note = f": {report.note}" if report.note else ""
-        was = "" if report.phase is None else f" (it was {report.phase.value})"
-        words = moved if report.change is JobChange.MOVED else _WORDS[report.change.value]
-        typer.echo(f"{printable(report.id)} {words}{was}{note}")
+    note = f": {report.note}" if report.note else ""
+    was = "" if report.phase is None else f" (it was {report.phase.value})"
+    words = moved if report.change is JobChange.MOVED else _WORDS[report.change.value]
+    print_result(report.as_dict(), f"{printable(report.id)} {words}{was}{note}", as_json=as_json)
     if report.change not in {JobChange.CANCELLED, JobChange.MOVED}:
         raise typer.Exit(1)
 
@@ -313,7 +305,7 @@ def _row(job: "JobReport", *, show_payload: bool) -> dict[str, Any]:
         "phase": job.phase.value,
         "attempt": job.attempt,
         "age_s": round(job.age_s, 1),
-        "due": None if job.due_ms is None else _moment(job.due_ms),
+        "due": None if job.due_ms is None else moment(job.due_ms),
         "place": job.place or None,
         "group": job.group or None,
         "consumer": job.consumer or None,
@@ -329,20 +321,8 @@ def _print_attempts(history: "JobHistory") -> None:
     for attempt in history.attempts:
         took = "" if attempt.duration_s is None else f" after {attempt.duration_s * 1000:.0f} ms"
         how = f"failed{took}: {attempt.error_type}" if attempt.error_type else f"succeeded{took}"
-        _line(f"attempt {attempt.attempt}", f"{how} {attempt.frames}".rstrip())
+        print_fact(f"attempt {attempt.attempt}", f"{how} {attempt.frames}".rstrip())
     if history.caused_by is not None:
-        _line("caused by", f"{history.caused_by.id} of {history.caused_by.place}")
+        print_fact("caused by", f"{history.caused_by.id} of {history.caused_by.place}")
     for caused in history.caused:
-        _line("caused", f"{caused.id} to {caused.place}")
-
-
-def _line(name: str, value: object) -> None:
-    # Every value is escaped: the sender of a message must not be able to forge lines of this output.
-    typer.echo(f"{name:<13} {'-' if value in {None, ''} else printable(value, limit=_UNCUT)}")
-
-
-def _moment(at_ms: int) -> str:
-    try:
-        return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")
-    except (OverflowError, ValueError, OSError):
-        return f"{at_ms} ms"
+        print_fact("caused", f"{caused.id} to {caused.place}")

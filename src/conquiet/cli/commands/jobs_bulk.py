@@ -7,8 +7,7 @@ import typer
 from conquiet.cli.commands.jobs import Group, JobOptions, Stream, app, with_jobs
 from conquiet.cli.errors import CommandError
 from conquiet.cli.option_types import BulkActionName, JobPhaseName, number_option
-from conquiet.cli.output import print_json
-from conquiet.cli.progress import progress
+from conquiet.cli.output import print_json, print_result, progress
 from conquiet.cli.settings import AsJson, DryRun, RedisUrl
 
 __all__ = ["app"]
@@ -110,10 +109,8 @@ def reset(
     report: ResetReport = with_jobs(
         redis_url, stream, "", lambda jobs: jobs.reset(confirm=confirm or None, dry_run=dry_run)
     )
-    if as_json:
-        print_json(report.as_dict())
-        return
     counts = f"{report.entries} entries, {report.delayed} delayed, {report.parked} parked, {report.dead} dead"
     if report.behind:
         counts += f", {report.behind} behind others of their key"
-    typer.echo(f"{counts} {'would be deleted' if dry_run else 'deleted'}")
+    sentence = f"{counts} {'would be deleted' if dry_run else 'deleted'}"
+    print_result(report.as_dict(), sentence, as_json=as_json)

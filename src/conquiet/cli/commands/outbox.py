@@ -26,11 +26,10 @@ def backlog(outbox: OutboxTable = OUTBOX, db_url: DbUrl = "", as_json: AsJson = 
 
         conquiet outbox list --json
     """
-    from conquiet.management.outbox import outbox_backlog
-    from conquiet.transactional import Outbox
+    from conquiet.management.database_view import DatabaseView
 
     with open_database(db_url) as engine:
-        rows = [one.as_dict() for one in outbox_backlog(engine, Outbox(outbox))]
+        rows = [one.as_dict() for one in DatabaseView(engine, outbox=outbox).backlog()]
     if as_json:
         print_json({"targets": rows})
     else:
@@ -53,10 +52,10 @@ def parked(
     """
     from dataclasses import asdict
 
-    from conquiet.transactional import Outbox
+    from conquiet.management.database_view import DatabaseView
 
     with open_database(db_url) as engine:
-        rows = [asdict(one) for one in Outbox(outbox).parked(engine, limit=limit)]
+        rows = [asdict(one) for one in DatabaseView(engine, outbox=outbox).parked(limit=limit)]
     if as_json:
         print_json({"parked": rows})
     else:
@@ -81,9 +80,7 @@ def unpark(
 
         conquiet outbox unpark --all --target ledger
     """
-    from conquiet.management.outbox import unpark as release
-    from conquiet.management.outbox import unpark_all
-    from conquiet.transactional import Outbox
+    from conquiet.management.database_view import DatabaseView
 
     if bool(seq) == every or (target and not every):
         raise CommandError(
@@ -91,8 +88,8 @@ def unpark(
             fix="conquiet outbox unpark 17 18, or conquiet outbox unpark --all [--target NAME]",
         )
     with open_database(db_url) as engine:
-        box = Outbox(outbox)
-        done = release(engine, box, seq) if seq else unpark_all(engine, box, target=target or None)
+        view = DatabaseView(engine, outbox=outbox)
+        done = view.unpark(seq) if seq else view.unpark_all(target=target or None)
     typer.echo(f"{done} released")
     if seq and done < len(seq):
         raise typer.Exit(1)

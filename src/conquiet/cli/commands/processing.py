@@ -8,9 +8,8 @@ from conquiet.cli.connections import call_redis, open_redis
 from conquiet.cli.errors import CommandError
 from conquiet.cli.line_batcher import LineBatcher
 from conquiet.cli.option_types import number_option
-from conquiet.cli.output import print_json
+from conquiet.cli.output import print_json, progress
 from conquiet.cli.payload_input import read_payloads, report_partial_failure
-from conquiet.cli.progress import progress
 from conquiet.cli.settings import REDIS, AsJson, RedisUrl, require_url
 
 if TYPE_CHECKING:
@@ -114,17 +113,14 @@ def resume(
 
 
 def _change(stream: str, event: str, redis_url: str, verb: str, done: str, nothing: str) -> None:
+    from conquiet.management.async_redis import with_redis
     from conquiet.management.pauses import pause_stream, resume_stream
-    from conquiet.management.run_async import with_redis
 
-    async def work(client: Any) -> bool:
-        change = pause_stream if verb == "pause" else resume_stream
-        return await change(client, stream, event or None)
-
+    change = pause_stream if verb == "pause" else resume_stream
     with open_redis(redis_url) as server:
         if verb == "pause":
             server.require_stream(stream)
-        changed = with_redis(require_url(redis_url, REDIS), work)
+        changed = with_redis(require_url(redis_url, REDIS), lambda client: change(client, stream, event or None))
         if not changed:
             # A pause of a deleted stream can be ended; a mistyped name is reported.
             server.require_stream(stream)

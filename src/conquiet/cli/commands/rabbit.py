@@ -9,9 +9,8 @@ from conquiet.cli.connections import check_broker
 from conquiet.cli.errors import CommandError
 from conquiet.cli.line_batcher import LineBatcher
 from conquiet.cli.option_types import LogLevel
-from conquiet.cli.output import print_result
+from conquiet.cli.output import print_result, progress
 from conquiet.cli.payload_input import read_payloads, report_partial_failure
-from conquiet.cli.progress import progress
 from conquiet.cli.settings import RABBIT, AsJson, RabbitUrl, require_url
 
 if TYPE_CHECKING:

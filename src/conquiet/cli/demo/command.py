@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from conquiet.cli.errors import FAILED
+from conquiet.core.extras import require_extra
 
 
 def demo(
@@ -42,16 +43,17 @@ def demo(
 
         conquiet demo --redis-url redis://localhost --db-url mysql+pymysql://root@localhost/test
     """
+    require_extra("redis", "redis", "hiredis")
     from conquiet.cli.demo.dashboard import serve_dashboard
     from conquiet.cli.demo.environment import open_environment
     from conquiet.cli.demo.orchestrator import Orchestrator
     from conquiet.cli.demo.plan import DemoPlan
-    from conquiet.cli.demo.view import DemoView, LiveView, PlainView
+    from conquiet.cli.demo.view import DemoView, LiveView
     from conquiet.cli.output import make_console
 
     plan = DemoPlan(orders, workers, chaos)
     console = make_console(quiet=as_json)
-    view: DemoView = LiveView(console) if console.is_terminal else PlainView(console)
+    view = LiveView(console) if console.is_terminal else DemoView(console)
     with (
         interruptible(),
         view,

@@ -7,16 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from redis import Redis
-
-from conquiet.cli.connections import URL_ERRORS, UrlError, checked_engine
+from conquiet.cli.connections import checked_engine, open_redis
 from conquiet.cli.demo.store import Store, open_engine
-from conquiet.cli.errors import CannotConnectError, CommandError
+from conquiet.cli.errors import CommandError
 from conquiet.core.redaction import printable, redact_url
 from conquiet.errors import ConquietError, QueueError
-from conquiet.redis_transport.client_commands import command_sync
-from conquiet.redis_transport.redis_url import client_from_url
-from conquiet.redis_transport.replies import info_fields
 from conquiet.testing import MySQLServer, RedisServer
 from conquiet.testing.errors import ServerUnavailableError
 
@@ -106,19 +101,14 @@ def _private_mysql() -> Iterator[str]:
 
 @contextmanager
 def _check_redis(url: str, stream: str) -> Iterator[str]:
-    with client_from_url(Redis.from_url, url, socket_timeout=10, socket_connect_timeout=5) as client:
-        try:
-            facts = info_fields(command_sync(client, "INFO", "server"))
-        except QueueError as error:
-            raise CannotConnectError("Redis", url, error.__cause__ or error) from error
-        except URL_ERRORS as error:
-            raise UrlError("the Redis URL", "redis://host:6379/0", error) from None
+    with open_redis(url) as server:
+        facts = server.info("server")
         version = facts.get("valkey_version") or facts["redis_version"]
         try:
             yield printable(f"{str(facts.get('server_name', 'redis')).capitalize()} {version} at {redact_url(url)}")
         finally:
             with suppress(QueueError):  # a stopped server has nothing to remove
-                command_sync(client, "DEL", stream)
+                server.call("DEL", stream)
 
 
 @contextmanager

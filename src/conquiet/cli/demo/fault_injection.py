@@ -5,39 +5,12 @@ orders are held back until all faults are injected. A fault is due when its shar
 """
 
 from collections.abc import Iterator
-from typing import Protocol
 
 from conquiet.cli.demo.plan import DemoPlan
 from conquiet.cli.demo.shared_state import ALL, ControlState, SharedState, State
 from conquiet.cli.demo.view import DemoSnapshot
-from conquiet.cli.demo.workers import WorkerProcess, WorkerProcesses
+from conquiet.cli.demo.workers import WorkerProcesses
 from conquiet.testing import RedisServer
-
-
-class FaultInjection(Protocol):
-    """Injects faults. ``step`` is called with each snapshot and reports the injected faults.
-
-    Attributes:
-        kills: Workers killed so far.
-        restarts: Times the private Redis was killed so far.
-    """
-
-    kills: int
-    restarts: int
-
-    @property
-    def releases_last_orders(self) -> bool:
-        """True once the orders that were held back may be enqueued."""
-        ...
-
-    def step(self, snapshot: DemoSnapshot, workers: WorkerProcesses, state: SharedState) -> Iterator[str]:
-        """Inject the faults that are due and yield a sentence for each."""
-        ...
-
-
-def make_fault_injection(plan: DemoPlan, server: RedisServer | None) -> FaultInjection:
-    """Return the faults of the plan."""
-    return Chaos(plan, server) if plan.chaos else SingleKill(plan)
 
 
 class SingleKill:
@@ -45,6 +18,11 @@ class SingleKill:
 
     The victim may be so slow that the others have handled everything before its next commit. Then the others wait, and
     only the victim receives the orders that were held back.
+
+    Attributes:
+        kills: Workers killed so far.
+        restarts: Times the private Redis was killed so far.
+        releases_last_orders: True once the orders that were held back may be enqueued.
     """
 
     def __init__(self, plan: DemoPlan) -> None:
@@ -115,7 +93,7 @@ class Chaos:
         """True once every planned fault is injected."""
         return not self._kill_at and not self._restart_at
 
-    def step(self, snapshot: DemoSnapshot, workers: WorkerProcesses, state: SharedState) -> Iterator[str]:  # noqa: ARG002 - the protocol's signature
+    def step(self, snapshot: DemoSnapshot, workers: WorkerProcesses, state: SharedState) -> Iterator[str]:  # noqa: ARG002 - as in SingleKill
         """Inject the faults that are due."""
         if _is_due(self._restart_at, snapshot):
             self._restart_at.pop(0)
@@ -134,6 +112,15 @@ class Chaos:
         yield from revive(workers)
 
 
+FaultInjection = SingleKill | Chaos
+"""Injects faults: ``step`` is called with each snapshot, and yields a sentence for each fault that it injects."""
+
+
+def make_fault_injection(plan: DemoPlan, server: RedisServer | None) -> FaultInjection:
+    """Return the faults of the plan."""
+    return Chaos(plan, server) if plan.chaos else SingleKill(plan)
+
+
 def _is_due(shares: list[int], snapshot: DemoSnapshot) -> bool:
     # A worker killed between COMMIT and its counter leaves the count one short, so a drained queue counts too.
     return bool(shares) and (snapshot.handled >= shares[0] or snapshot.drained)
@@ -141,7 +128,6 @@ def _is_due(shares: list[int], snapshot: DemoSnapshot) -> bool:
 
 def revive(workers: WorkerProcesses) -> Iterator[str]:
     """Restart workers that ended without a kill, for example because Redis was down."""
-    ended: list[WorkerProcess] = workers.ended()
-    for process in ended:
+    for process in workers.ended():
         workers.restart(process)
         yield f"{process.settings.name} ended unexpectedly and was restarted"

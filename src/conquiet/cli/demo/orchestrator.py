@@ -141,7 +141,6 @@ class Orchestrator:
             pending=backlog.pending,
             waiting=backlog.lag,
             held_back=self._held_back,
-            duplicates=sum(row.duplicates for row in rows),
             recovered=sum(row.recovered for row in rows),
             workers=tuple(
                 WorkerLine(process.settings.name, process.alive, row)

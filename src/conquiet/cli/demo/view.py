@@ -1,6 +1,5 @@
 """Print the demo: a live display on a terminal, plain lines in a log or a pipe."""
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -44,7 +43,6 @@ class DemoSnapshot:
     pending: int = 0
     waiting: int | None = None
     held_back: int = 0
-    duplicates: int = 0
     recovered: int = 0
     workers: tuple[WorkerLine, ...] = ()
 
@@ -82,39 +80,22 @@ class Rate:
         return (now - before) / (now_s - then_s) if now_s > then_s else 0.0
 
 
-class DemoView(ABC):
-    """Shows the progress of the demo. A context manager."""
+class DemoView:
+    """Prints one line per second and one per event; no colour, no cursor movement. A context manager."""
 
     def __init__(self, console: "Console") -> None:
         self._console = console
         self._rate = Rate()
         self._elapsed_s = 0.0
+        self._next_s = _PLAIN_EVERY_S
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(  # noqa: B027 - only the live view overrides it
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Do nothing."""
-
-    @abstractmethod
-    def log(self, sentence: str) -> None:
-        """Print an event."""
-
-    @abstractmethod
-    def show(self, snapshot: DemoSnapshot) -> None:
-        """Show a snapshot."""
-
-    @abstractmethod
-    def show_summary(self, summary: Summary) -> None:
-        """Show the summary."""
-
-
-class PlainView(DemoView):
-    """Prints one line per second and one per event; no colour, no cursor movement."""
-
-    _next_s = _PLAIN_EVERY_S
 
     def log(self, sentence: str) -> None:
         """Print an event."""

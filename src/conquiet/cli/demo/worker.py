@@ -8,9 +8,9 @@ controls when it may read and when it stops after a COMMIT.
 import json
 import logging
 import os
-import select
 import signal
 import sys
+import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from redis import Redis
 
 from conquiet.cli.demo.shared_state import DemoWorkerRow, SharedState, State
 from conquiet.cli.demo.store import Store, open_engine
+from conquiet.cli.stdio import call_at_end_of_input
 from conquiet.config import QueueConfig
 from conquiet.db import DbSession
 from conquiet.errors import ConquietError
@@ -34,7 +35,6 @@ STALE_MS = 1_500
 _CLAIM_EVERY_S = 0.5
 _BLOCK_MS = 100
 _POLL_S = 0.02
-_STDIN = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,33 +60,6 @@ class WorkerSettings:
         return QueueConfig(self.stream, self.group, self.name, block_ms=_BLOCK_MS, max_read_count=BATCH)
 
 
-class ParentPipe:
-    """The pipe from the orchestrator, checked between two batches."""
-
-    def __init__(self) -> None:
-        self._unread = b""
-        self._ended = False
-
-    def first_line(self) -> bytes:
-        """Wait for the settings."""
-        while b"\n" not in self._unread and not self._ended:
-            self._pull()
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line
-
-    @property
-    def ended(self) -> bool:
-        """True once the orchestrator has closed the pipe or died."""
-        while not self._ended and select.select([_STDIN], [], [], 0)[0]:
-            self._pull()
-        return self._ended
-
-    def _pull(self) -> None:
-        received = os.read(_STDIN, 65_536)
-        self._unread += received
-        self._ended = not received
-
-
 class DemoWorker:
     """Reads batches, handles their messages one by one, and claims the messages of killed workers."""
 
@@ -96,7 +69,7 @@ class DemoWorker:
         engine: "Engine",
         queue: RedisStreamsQueue,
         state: SharedState,
-        parent: ParentPipe,
+        ended: threading.Event,
     ) -> None:
         self._settings = settings
         self._engine = engine
@@ -104,7 +77,7 @@ class DemoWorker:
         self._inbox = Inbox(self._store.inbox)
         self._queue = queue
         self._state = state
-        self._parent = parent
+        self._ended = ended
         # A worker that is restarted under the same name continues its counters.
         before = state.read(settings.row)
         self._row = before._replace(pid=os.getpid(), state=State.STARTING, in_flight=0)
@@ -125,14 +98,14 @@ class DemoWorker:
 
     def _wait_for_permission(self) -> bool:
         """Wait until the orchestrator allows reading; False when it has closed the pipe."""
-        while not self._parent.ended:
+        while not self._ended.is_set():
             if self._is_allowed():
                 self._set_state(State.WORKING)
                 # Checked again after the change of the row: the command may have changed while the row was WAITING.
                 if self._is_allowed():
                     return True
             self._set_state(State.WAITING)
-            signal.sigtimedwait([], _POLL_S)
+            self._ended.wait(_POLL_S)
         return False
 
     def _is_allowed(self) -> bool:
@@ -169,8 +142,7 @@ class DemoWorker:
 
     def _freeze(self) -> None:
         self._write_row(self._row._replace(state=State.FROZEN))
-        while not self._parent.ended:  # ended by SIGKILL, or by the end of the orchestrator
-            signal.sigtimedwait([], _POLL_S)
+        self._ended.wait()  # or SIGKILL
 
     def _write_row(self, row: DemoWorkerRow) -> None:
         self._row = row
@@ -182,20 +154,22 @@ def main() -> int:
     # Ctrl-C is for the orchestrator, which then closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.disable(logging.INFO)
-    parent = ParentPipe()
-    line = parent.first_line()
+    with open(0, "rb", buffering=0, closefd=False) as pipe:
+        line = pipe.readline()
     if not line:
         return 0
+    ended = threading.Event()
+    call_at_end_of_input(ended.set)
     settings = WorkerSettings(**json.loads(line))
     state = SharedState(Path(settings.state))
     engine = open_engine(settings.db_url)
     client = Redis.from_url(settings.redis_url)
     try:
         with RedisStreamsQueue(client, settings.queue_config) as queue:
-            DemoWorker(settings, engine, queue, state, parent).run()
+            DemoWorker(settings, engine, queue, state, ended).run()
     except ConquietError as error:
         # Unfinished messages remain pending, and another worker claims them.
-        if not parent.ended:
+        if not ended.is_set():
             print(f"{settings.name}: {error}", file=sys.stderr)  # noqa: T201 - a worker's only output
         return 1
     finally:

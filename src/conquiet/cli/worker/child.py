@@ -13,12 +13,12 @@ import json
 import os
 import signal
 import sys
-import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conquiet.cli.errors import FAILED, NOT_DONE, CommandError, report_error
+from conquiet.cli.stdio import call_at_end_of_input
 from conquiet.cli.worker.heartbeat_file import HeartbeatFile, ReadinessReasons
 from conquiet.cli.worker.reachability import unreachable_server
 from conquiet.cli.worker.restarts import ABANDONED, SIGNALLED, UNREACHABLE
@@ -170,17 +170,6 @@ async def _run_and_close(worker: "Worker") -> None:
             await closing
 
 
-def exit_with_parent(child: Child) -> None:
-    """Stop when the supervisor closes our stdin, or dies."""
-
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        child.stop()
-
-    threading.Thread(target=watch, name="conquiet-parent-watch", daemon=True).start()
-
-
 def loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
     """Return uvloop's factory of event loops if the extra ``fast`` is installed; None for asyncio's own."""
     try:
@@ -211,7 +200,7 @@ def main() -> int:
                         f"--max-messages counts messages that handlers have handled, and {settings.target} runs none",
                         fix="give --max-age or --max-rss instead",
                     )
-                exit_with_parent(child)
+                call_at_end_of_input(child.stop)
                 with asyncio.Runner(loop_factory=loop_factory()) as runner:
                     runner.run(child.run(workers))
             if child.abandoned:

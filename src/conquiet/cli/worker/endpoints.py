@@ -23,6 +23,7 @@ from conquiet.cli.errors import CommandError
 from conquiet.core.log import FactLogger
 
 Response = tuple[int, str, bytes]
+Paths = dict[str, Callable[[], Response]]
 
 CONNECTIONS: Final = 64
 """Maximum number of connections per port."""
@@ -91,7 +92,7 @@ class Endpoints:
         paths: The response of each path: status, content type, body.
     """
 
-    def __init__(self, host: str, port: int, paths: dict[str, Callable[[], Response]]) -> None:
+    def __init__(self, host: str, port: int, paths: Paths) -> None:
         class Handler(BaseHTTPRequestHandler):
             timeout = _IDLE_TIMEOUT_S
 

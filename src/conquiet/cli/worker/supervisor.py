@@ -15,12 +15,13 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from conquiet.cli.errors import FAILED, NOT_DONE
 from conquiet.cli.logs import report
 from conquiet.cli.worker.child import SETTINGS_VARIABLE, SIGNALS, ChildSettings, unreachable_note
-from conquiet.cli.worker.endpoints import Endpoints, Response, json_response, metrics_response
+from conquiet.cli.worker.endpoints import Endpoints, Paths, Response, json_response, metrics_response
 from conquiet.cli.worker.heartbeat_file import HeartbeatFile, ReadinessReasons
 from conquiet.cli.worker.notify import notify_systemd
 from conquiet.cli.worker.recycling import draw_share, rss_bytes
@@ -59,12 +60,18 @@ class SupervisedProcess:
     draining: bool = False
     first_rss: int = 0
 
+    @property
+    def is_running(self) -> bool:
+        """True while its process runs."""
+        return self.process is not None and self.process.poll() is None
+
 
 class ProcessSupervisor:
     """Runs until signalled, until everything has finished, or until it gives up."""
 
     def __init__(self, settings: SupervisorSettings) -> None:
         self._settings = settings
+        self._limits = settings.limits
         self._workers = [
             SupervisedProcess(row, policy=RestartPolicy(settings.wait_s)) for row in range(settings.processes)
         ]
@@ -119,7 +126,7 @@ class ProcessSupervisor:
                 next_check_s = now_s + _RELOAD_CHECK_S
                 self._reload(watch)
             self._announce()
-            if self._settings.limits.is_set:
+            if self._limits.is_set:
                 self._recycle(now_s)
             time.sleep(_ROUND_S)
         return 0
@@ -173,7 +180,7 @@ class ProcessSupervisor:
         worker = self._recycled
         if worker is not None:
             if worker.draining and worker.process is not None and now_s >= worker.kill_at_s:
-                report(f"process {worker.process.pid} did not end within {self._settings.grace_s:g} s and is killed")
+                report(f"process {worker.process.pid} did not end within {self._settings.grace:g} s and is killed")
                 worker.process.kill()
                 worker.kill_at_s = math.inf
             if worker.draining or not self._is_ready(worker):
@@ -186,7 +193,7 @@ class ProcessSupervisor:
             process = worker.process
             if process is None:
                 continue
-            limits, used = self._settings.limits, rss_bytes(process.pid)
+            limits, used = self._limits, rss_bytes(process.pid)
             worker.first_rss = worker.first_rss or used
             if limits.is_below_start(worker.first_rss, worker.share):
                 self._report_once(
@@ -203,7 +210,7 @@ class ProcessSupervisor:
             if reason:
                 report(f"process {process.pid} {reason}; replacing it")
                 self._recycled, worker.draining = worker, True
-                worker.kill_at_s = now_s + self._settings.grace_s
+                worker.kill_at_s = now_s + self._settings.grace
                 process.send_signal(signal.SIGTERM)
                 return
 
@@ -232,10 +239,10 @@ class ProcessSupervisor:
             settings.target,
             row,
             str(self._folder / "heartbeats"),
-            settings.concurrency,
+            settings.concurrency or None,
             settings.log_level,
-            settings.only,
-            settings.limits.max_messages is not None,
+            tuple(part.value for part in settings.only or ()),
+            settings.max_messages > 0,
         )
         environment = dict(os.environ) | {
             SETTINGS_VARIABLE: child.encode(),
@@ -260,7 +267,7 @@ class ProcessSupervisor:
         if process is not None:
             if process.stdin is not None:
                 process.stdin.close()
-            if self._settings.metrics_port is not None:
+            if self._settings.metrics_port:
                 from prometheus_client.multiprocess import mark_process_dead
 
                 mark_process_dead(process.pid, path=str(self._metrics_folder))  # type: ignore[no-untyped-call]
@@ -271,7 +278,7 @@ class ProcessSupervisor:
             return
         report(f"{changed} changed; restarting")
         self._terminate()
-        self._wait(self._settings.grace_s)
+        self._wait()
         for worker in self._workers:
             self._reap(worker)
             worker.policy, worker.finished, worker.start_at_s = RestartPolicy(self._settings.wait_s), False, 0.0
@@ -285,10 +292,10 @@ class ProcessSupervisor:
     # ------------------------------------------------------------------ ending
     def _drain(self, code: int, handlers: TerminationHandlers) -> int:
         notify_systemd("STOPPING=1")
-        if running := sum(worker.process is not None and worker.process.poll() is None for worker in self._workers):
-            report(f"draining: {running} processes have {self._settings.grace_s:g} s to end")
+        if running := sum(worker.is_running for worker in self._workers):
+            report(f"draining: {running} processes have {self._settings.grace:g} s to end")
         self._terminate()
-        self._wait(self._settings.grace_s)
+        self._wait()
         exits = [worker.process.returncode for worker in self._workers if worker.process is not None]
         if handlers.received is not None and set(exits) - GRACEFUL_EXITS:
             report("some processes did not end in order; their messages in flight stay pending for other workers")
@@ -298,10 +305,11 @@ class ProcessSupervisor:
     def _terminate(self) -> None:
         for worker in self._workers:
             # A draining process already has its signal. A second signal would force it.
-            if worker.process is not None and worker.process.poll() is None and not worker.draining:
+            if worker.process is not None and worker.is_running and not worker.draining:
                 worker.process.send_signal(signal.SIGTERM)
 
-    def _wait(self, grace_s: float) -> None:
+    def _wait(self) -> None:
+        grace_s = self._settings.grace
         deadline = time.monotonic() + grace_s
         for worker in self._workers:
             if worker.process is None:
@@ -328,16 +336,14 @@ class ProcessSupervisor:
     # ------------------------------------------------------------------ HTTP
     def _listen(self) -> None:
         settings = self._settings
-        paths = {
-            settings.health_port: {"/livez": self._livez, "/readyz": self._readyz},
-        }
-        if settings.metrics_port is not None:
-            paths.setdefault(settings.metrics_port, {})["/metrics"] = lambda: metrics_response(
-                str(self._metrics_folder)
-            )
+        paths: dict[int, Paths] = {}
+        if settings.health_port:
+            paths[settings.health_port] = {"/livez": self._livez, "/readyz": self._readyz}
+        if settings.metrics_port:
+            metrics = partial(metrics_response, str(self._metrics_folder))
+            paths.setdefault(settings.metrics_port, {})["/metrics"] = metrics
         for port, answers in paths.items():
-            if port is not None:
-                self._endpoints.append(Endpoints(settings.host, port, answers))
+            self._endpoints.append(Endpoints(settings.host, port, answers))
 
     def _livez(self) -> Response:
         alive = time.monotonic() - self._round_at_s < _STALE_ROUND_S or self._stop

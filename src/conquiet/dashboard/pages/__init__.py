@@ -7,7 +7,6 @@ from conquiet.dashboard.pages import (
     audit,
     database,
     dead,
-    dead_edit,
     jobs,
     overview,
     rabbit,
@@ -18,7 +17,7 @@ from conquiet.dashboard.pages import (
 )
 from conquiet.dashboard.views import Page
 
-_MODULES: Final = (overview, stream, jobs, dead, dead_edit, schedules, workers, database, rabbit, runs, audit)
+_MODULES: Final = (overview, stream, jobs, dead, schedules, workers, database, rabbit, runs, audit)
 
 PAGES: Final[tuple[Page, ...]] = tuple(page for module in _MODULES for page in module.PAGES)
 ACTIONS: Final[tuple[ActionRoute, ...]] = tuple(

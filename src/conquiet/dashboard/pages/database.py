@@ -18,7 +18,7 @@ async def database(view: View) -> Values:
         raise ConfigurationError("the database belongs to no stream: your right to look is limited to streams")
     if not view.parts.settings.db_url:
         raise ConfigurationError("no database is configured: give db_url= (--db-url)")
-    inbox, inbox_problem = await _part(view, lambda one: one.inbox())
+    inbox, inbox_problem = await _part(view, lambda one: one.inbox(most_rows=100_000))
     backlog, outbox_problem = await _part(view, lambda one: one.backlog())
     parked, _ = await _part(view, lambda one: one.parked(limit=100))
     waits, waits_problem = await _part(view, lambda one: one.lock_waits())
@@ -46,7 +46,7 @@ async def _part(view: View, work: Callable[[DatabaseView], Any]) -> tuple[Any, s
 async def _unpark(view: View, form: Form) -> Result:
     target, seqs = form.text("target"), form.texts("seq")
     if target:
-        done = await view.parts.servers.database(lambda one: one.unpark_target(target))
+        done = await view.parts.servers.database(lambda one: one.unpark_all(target=target))
         return Result(f"{done} rows of {printable(target)} go to the relay again", "/database")
     numbers = [int(one) for one in seqs if one.isdecimal()]
     if not numbers:

@@ -1,20 +1,22 @@
 """The pages of jobs by phase and of one message; cancel or run one job, selected ones, or all that match."""
 
+from collections import Counter
+from functools import partial
 from typing import Any, Final
-from urllib.parse import urlencode
 
 from conquiet.core.redaction import printable
 from conquiet.dashboard.access import Action
-from conquiet.dashboard.actions import ActionRoute, Result
+from conquiet.dashboard.actions import ActionRoute, Result, named_stream, one_of
 from conquiet.dashboard.forms import Form
-from conquiet.dashboard.pages.dead import reveal, start_run, text_name
+from conquiet.dashboard.pages.dead import reveal, start_run, text_name, with_jobs
 from conquiet.dashboard.pages.overview import visible
 from conquiet.dashboard.servers import ServerAwayError
-from conquiet.dashboard.views import NotShownError, Page, Values, View
+from conquiet.dashboard.views import NotShownError, Page, Values, View, link
 from conquiet.errors import ConfigurationError, ConquietError
 from conquiet.management.bulk_runs import RunAction
+from conquiet.management.jobs.admin import PartitionedJobs
+from conquiet.management.jobs.control import ChangeReport
 from conquiet.management.jobs.models import LISTED, JobFilter, JobHistory, JobPhase
-from conquiet.management.jobs.partitioned import PartitionedJobs
 
 _ROWS: Final = 50
 _STREAMS: Final = 200
@@ -57,9 +59,7 @@ async def jobs(view: View) -> Values:
     view.stream()  # the user may see it
     name, phase, where = text_name(view.text("stream")), phase_of(view), filter_of(view)
     cursor, group = view.text("cursor") or None, view.text("group") or None
-    listed = await view.parts.servers.redis_async(
-        lambda client: PartitionedJobs(client, name, group=group).list(phase, where, cursor=cursor, limit=_ROWS)
-    )
+    listed = await with_jobs(view, name, lambda jobs: jobs.list(phase, where, cursor=cursor, limit=_ROWS), group=group)
     return {
         "token": view.text("stream"),
         "streams": [],
@@ -77,9 +77,7 @@ async def message(view: View) -> Values:
     if not job_id:
         raise NotShownError("No message is named.")
     with_data = view.parts.settings.reveal and view.access.allows(Action.REVEAL, view.text("stream"))
-    history: JobHistory = await view.parts.servers.redis_async(
-        lambda client: PartitionedJobs(client, name).show(job_id, with_data=with_data)
-    )
+    history = await with_jobs(view, name, lambda jobs: jobs.show(job_id, with_data=with_data))
     data = next((place.data for place in history.places if place.data is not None), None)
     effect, effect_problem = await _effect(view, name, history)
     return {
@@ -126,9 +124,6 @@ async def _effect(view: View, stream: str, history: JobHistory) -> tuple[bool | 
 async def _act(view: View, form: Form) -> Result:
     action, stream = RunAction(form.text("do")), form.text("stream")
     name, group = text_name(stream), form.text("group") or None
-    back = "/jobs?" + urlencode(
-        {"stream": stream} | {key: value for key, value in fields_of(form).items() if key != "id"}
-    )
     if form.text("scope") == "all":
         return await start_run(
             view,
@@ -140,31 +135,23 @@ async def _act(view: View, form: Form) -> Result:
     ids = form.texts("job")[:_MOST_SELECTED]
     if not ids:
         raise ConfigurationError("select at least one job, or choose all that match")
-    found: dict[str, int] = {}
-    for job_id in ids:
-        report = await view.parts.servers.redis_async(
-            lambda client, job_id=job_id: _change(PartitionedJobs(client, name, group=group), action, job_id)  # type: ignore[misc]
-        )
-        found[report.change.value] = found.get(report.change.value, 0) + 1
+
+    async def change(jobs: PartitionedJobs, job_id: str) -> ChangeReport:
+        if action is RunAction.CANCEL:
+            return await jobs.cancel(job_id, timeout_s=_CANCEL_WAIT_S)
+        return await jobs.run_now(job_id)
+
+    reports = [await with_jobs(view, name, partial(change, job_id=job_id), group=group) for job_id in ids]
+    found = Counter(report.change.value for report in reports)
     changes = ", ".join(f"{number} {change}" for change, number in sorted(found.items()))
-    path = "/message?" + urlencode({"stream": stream, "id": ids[0]}) if form.text("from") == "message" else back
+    fields = {key: value for key, value in fields_of(form).items() if key != "id"}
+    back = link("/jobs", stream=stream, **fields)
+    path = link("/message", stream=stream, id=ids[0]) if form.text("from") == "message" else back
     return Result(f"{printable(stream)}: {changes}", path)
-
-
-async def _change(admin: PartitionedJobs, action: RunAction, job_id: str) -> Any:
-    if action is RunAction.CANCEL:
-        return await admin.cancel(job_id, timeout_s=_CANCEL_WAIT_S)
-    if action is RunAction.RUN_NOW:
-        return await admin.run_now(job_id)
-    raise ConfigurationError("jobs can be cancelled or run now; dead ones are replayed on their page")
-
-
-def _right(form: Form) -> Action:
-    return {RunAction.CANCEL: Action.CANCEL, RunAction.RUN_NOW: Action.RUN_NOW}[RunAction(form.text("do"))]
 
 
 PAGES = (
     Page("/jobs", "jobs", "jobs.html", jobs, interval_s=2.0),
     Page("/message", "jobs", "message.html", message, interval_s=2.0),
 )
-ACTIONS = (ActionRoute("/jobs/act", _right, lambda form: form.text("stream"), _act),)
+ACTIONS = (ActionRoute("/jobs/act", one_of(Action.CANCEL, Action.RUN_NOW), named_stream, _act),)

@@ -43,7 +43,8 @@ async def overview(view: View) -> Values:
     retrying = await parts.fleet.retrying(shown)
     workers = await parts.fleet.workers()
     names = {one.key for one in streams}
-    live = {(one.facts.host, one.facts.pid) if one.facts else (one.name, 0) for one in workers if _counts(one, names)}
+    alive = [one for one in workers if one.stream in names and one.state.is_alive]
+    processes = {(one.facts.host, one.facts.pid) if one.facts else (one.name, 0) for one in alive}
     flows = [fleet.flow_of(one.raw_key) for one in streams]
     return {
         "streams": shown,
@@ -66,14 +67,10 @@ async def overview(view: View) -> Values:
             "retrying": sum(one.retrying for one in retrying.values()),
             "dead": sum(one.dead for one in streams),
         },
-        "workers_alive": len(live),
+        "workers_alive": len(processes),
         "has_groups": any(one.groups for one in streams),
         "doctor": parts.doctor.ask(parts.servers) if view.access.allows(Action.VIEW) else None,
     }
-
-
-def _counts(worker: object, names: set[str]) -> bool:
-    return getattr(worker, "stream", "") in names and getattr(worker, "state", "") in {"live", "idle"}
 
 
 def _sum(rates: Sequence[float | None]) -> float | None:

@@ -4,16 +4,18 @@ Bodies are never shown, because they may be personal data. Listing a dead-letter
 them, which marks them as redelivered. It is therefore an action with a separate right.
 """
 
-from typing import Any, Final
-from urllib.parse import urlencode
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
 
 from conquiet.core.redaction import printable
 from conquiet.dashboard.access import Action
-from conquiet.dashboard.actions import ActionRoute, Result
+from conquiet.dashboard.actions import ActionRoute, Result, one_of
 from conquiet.dashboard.forms import Form
-from conquiet.dashboard.views import NotShownError, Page, Values, View
+from conquiet.dashboard.views import NotShownError, Page, Values, View, link
 from conquiet.errors import ConfigurationError
 from conquiet.management.rabbit_queues import select_deliveries
+
+T = TypeVar("T")
 
 _LOOK: Final = 50
 _MOST: Final = 1_000
@@ -45,40 +47,35 @@ async def queue_history(view: View) -> Values:
     return {"history": found}
 
 
+async def _with_dead_letters(view: View, queue: str, work: Callable[[Any], Awaitable[T]]) -> T:
+    """Return ``await work(dead_letters)`` with the messages of a dead-letter queue."""
+    return await view.parts.servers.rabbit_async(lambda one: work(one.dead_letters(queue)), limit_s=_LIMIT_S)
+
+
 async def _peek(view: View, form: Form) -> Result:
     queue = form.text("queue")
-    found = await view.parts.servers.rabbit_async(
-        lambda one: one.dead_letters(queue).list(limit=_LOOK), limit_s=_LIMIT_S
-    )
+    found = await _with_dead_letters(view, queue, lambda dead: dead.list(limit=_LOOK))
     rows: list[dict[str, Any]] = [
         {name: getattr(one, name) for name in ("position", "message_id", "source", "reason", "count", "size_bytes")}
         for one in found
     ]
     key = view.parts.peeks.add({"queue": queue, "rows": rows})
-    return Result(f"read {len(rows)} messages of {printable(queue)}", "/rabbit?" + urlencode({"look": key}))
+    return Result(f"read {len(rows)} messages of {printable(queue)}", link("/rabbit", look=key))
 
 
 async def _move(view: View, form: Form) -> Result:
-    queue, message_id, source = form.text("queue"), form.text("message_id"), form.text("source")
-    dry_run, do = form.text("dry") == "1", form.text("do")
+    queue, dry_run, replay = form.text("queue"), form.text("dry") == "1", form.text("do") == "replay"
 
-    def selected() -> Any:
-        return select_deliveries(message_id=message_id, source=source)
+    def move(dead: Any) -> Awaitable[Any]:
+        where = select_deliveries(message_id=form.text("message_id"), source=form.text("source"))
+        change = dead.replay if replay else dead.discard
+        return change(where, limit=_MOST, dry_run=dry_run)  # type: ignore[no-any-return]
 
-    if do == "replay":
-        report = await view.parts.servers.rabbit_async(
-            lambda one: one.dead_letters(queue).replay(selected(), limit=_MOST, dry_run=dry_run), limit_s=_LIMIT_S
-        )
-        said = f"{report.matched} would be replayed" if dry_run else f"{report.replayed} of {report.matched} replayed"
-        return Result(f"{printable(queue)}: {said}; {report.unreplayable} stay", "/rabbit")
-    done = await view.parts.servers.rabbit_async(
-        lambda one: one.dead_letters(queue).discard(selected(), limit=_MOST, dry_run=dry_run), limit_s=_LIMIT_S
-    )
-    return Result(f"{printable(queue)}: {done} {'would be ' if dry_run else ''}discarded", "/rabbit")
-
-
-def _right(form: Form) -> Action:
-    return {"replay": Action.REPLAY, "discard": Action.DISCARD}[form.text("do")]
+    done = await _with_dead_letters(view, queue, move)
+    if not replay:
+        return Result(f"{printable(queue)}: {done} {'would be ' if dry_run else ''}discarded", "/rabbit")
+    said = f"{done.matched} would be replayed" if dry_run else f"{done.replayed} of {done.matched} replayed"
+    return Result(f"{printable(queue)}: {said}; {done.unreplayable} stay", "/rabbit")
 
 
 def _queue(form: Form) -> str:
@@ -91,5 +88,5 @@ PAGES = (
 )
 ACTIONS = (
     ActionRoute("/rabbit/peek", lambda _: Action.PEEK, _queue, _peek),
-    ActionRoute("/rabbit/act", _right, _queue, _move),
+    ActionRoute("/rabbit/act", one_of(Action.REPLAY, Action.DISCARD), _queue, _move),
 )

@@ -5,7 +5,7 @@ from typing import Any, Final, TypeVar
 
 from conquiet.core.redaction import printable
 from conquiet.dashboard.access import Action
-from conquiet.dashboard.actions import ActionRoute, Result
+from conquiet.dashboard.actions import ActionRoute, Result, named_stream
 from conquiet.dashboard.formatting import duration
 from conquiet.dashboard.forms import Form
 from conquiet.dashboard.views import Page, Values, View
@@ -67,4 +67,4 @@ async def _act(view: View, form: Form) -> Result:
 
 
 PAGES = (Page("/schedules", "schedules", "schedules.html", schedules),)
-ACTIONS = (ActionRoute("/schedules/act", lambda _: Action.SCHEDULE, lambda form: form.text("stream"), _act),)
+ACTIONS = (ActionRoute("/schedules/act", lambda _: Action.SCHEDULE, named_stream, _act),)

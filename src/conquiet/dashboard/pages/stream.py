@@ -1,12 +1,12 @@
 """The page of one stream: groups, consumers, pending entries, throughput and latency; pause and resume it."""
 
-from urllib.parse import urlencode
+from collections.abc import Awaitable, Callable
 
 from conquiet.core.redaction import printable
 from conquiet.dashboard.access import Action
-from conquiet.dashboard.actions import ActionRoute, Result
+from conquiet.dashboard.actions import ActionRoute, Result, named_stream
 from conquiet.dashboard.forms import Form
-from conquiet.dashboard.views import NotShownError, Page, Values, View
+from conquiet.dashboard.views import NotShownError, Page, Values, View, link
 from conquiet.errors import NoSuchStreamError
 from conquiet.management.history import HistorySpan, quantile, read_history
 from conquiet.management.overview import describe_stream
@@ -22,11 +22,7 @@ async def stream(view: View) -> Values:
     """Return everything about one stream."""
     key = view.stream()
     servers = view.parts.servers
-    span = (
-        HistorySpan(view.text("span", "hour"))
-        if view.text("span", "hour") in {one.value for one in HistorySpan}
-        else HistorySpan.HOUR
-    )
+    span = next((one for one in HistorySpan if one.value == view.text("span")), HistorySpan.HOUR)
 
     def read(admin: RedisAdmin) -> Values:
         report = describe_stream(admin, key)
@@ -74,21 +70,18 @@ async def pending(view: View) -> Values:
 
 
 async def _pause(view: View, form: Form) -> Result:
-    name, event = form.text("stream"), form.text("event")
-    changed = await view.parts.servers.redis_async(lambda client: pause_stream(client, name, event or None))
-    what = f"event {printable(event)} of {printable(name)}" if event else f"stream {printable(name)}"
-    return Result(f"{what} {'is paused' if changed else 'was paused already'}", _back(name))
+    return await _change(view, form, pause_stream, "is paused", "was paused already")
 
 
 async def _resume(view: View, form: Form) -> Result:
+    return await _change(view, form, resume_stream, "continues", "was not paused")
+
+
+async def _change(view: View, form: Form, change: Callable[..., Awaitable[bool]], done: str, nothing: str) -> Result:
     name, event = form.text("stream"), form.text("event")
-    changed = await view.parts.servers.redis_async(lambda client: resume_stream(client, name, event or None))
+    changed = await view.parts.servers.redis_async(lambda client: change(client, name, event or None))
     what = f"event {printable(event)} of {printable(name)}" if event else f"stream {printable(name)}"
-    return Result(f"{what} {'continues' if changed else 'was not paused'}", _back(name))
-
-
-def _back(name: str) -> str:
-    return "/stream?" + urlencode({"stream": name})
+    return Result(f"{what} {done if changed else nothing}", link("/stream", stream=name))
 
 
 PAGES = (
@@ -96,6 +89,6 @@ PAGES = (
     Page("/pending", "overview", "pending.html", pending, interval_s=2.0),
 )
 ACTIONS = (
-    ActionRoute("/stream/pause", lambda _: Action.PAUSE, lambda form: form.text("stream"), _pause),
-    ActionRoute("/stream/resume", lambda _: Action.PAUSE, lambda form: form.text("stream"), _resume),
+    ActionRoute("/stream/pause", lambda _: Action.PAUSE, named_stream, _pause),
+    ActionRoute("/stream/resume", lambda _: Action.PAUSE, named_stream, _resume),
 )

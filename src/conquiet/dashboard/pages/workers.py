@@ -1,5 +1,6 @@
 """The page of workers: host, process, version, health with its reason, entries in flight, liveness."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
@@ -60,18 +61,15 @@ async def workers(view: View) -> Values:
     """Return all workers."""
     found = await view.parts.fleet.workers()
     rows = as_rows(tuple(one for one in found if view.access.allows(Action.VIEW, one.stream)))
-    alive = [row for row in rows if row.state in {ConsumerState.LIVE, ConsumerState.IDLE}]
-    versions: dict[str, int] = {}
-    for row in alive:
-        if row.facts is not None:
-            versions[row.facts.version] = versions.get(row.facts.version, 0) + 1
+    alive = [row for row in rows if row.state.is_alive]
+    facts = [row.facts for row in alive if row.facts is not None]
     return {
         "rows": rows[:_MOST],
         "count": len(rows),
         "alive": len(alive),
         "dead": sum(row.state is ConsumerState.DEAD for row in rows),
-        "hosts": len({row.facts.host for row in alive if row.facts is not None}),
-        "versions": versions,
+        "hosts": len({one.host for one in facts}),
+        "versions": Counter(one.version for one in facts),
     }
 
 

@@ -1,6 +1,5 @@
 """Compare the clocks of a Redis, its replicas and this host. The server forms entry ids from its clock."""
 
-import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,9 +8,9 @@ from typing import Final
 from conquiet.core.redaction import printable
 from conquiet.errors import QueueError
 from conquiet.management.doctor.findings import Finding
+from conquiet.management.doctor.replication import replicas_in
 from conquiet.management.redis_admin import RedisAdmin
 
-_REPLICA: Final = re.compile(r"slave\d+")
 _MOST_REPLICAS: Final = 10
 
 
@@ -32,12 +31,9 @@ class ClockReading:
 
 def read_clocks(server: RedisAdmin, info: Mapping[str, str]) -> tuple[ClockReading, ...]:
     """Read the clocks of the server and of its replicas that can be reached from here."""
-    clocks = [_read("the server", server)]
-    replicas = [value for name, value in info.items() if _REPLICA.fullmatch(name)][:_MOST_REPLICAS]
-    for replica in replicas:
-        facts = dict(part.split("=", 1) for part in replica.split(",") if "=" in part)
-        clocks.append(_read_replica(server, facts.get("ip", ""), facts.get("port", "")))
-    return tuple(clocks)
+    replicas = replicas_in(info)[:_MOST_REPLICAS]
+    others = (_read_replica(server, one.get("ip", ""), one.get("port", "")) for one in replicas)
+    return _read("the server", server), *others
 
 
 def _read_replica(server: RedisAdmin, host: str, port: str) -> ClockReading:
@@ -62,13 +58,13 @@ def _read(name: str, server: RedisAdmin) -> ClockReading:
 
 def check_clocks(clocks: tuple[ClockReading, ...], most_s: float) -> Iterator[Finding]:
     """Report two clocks that differ by more than ``most_s``, measurement error not counted."""
-    server = next((clock for clock in clocks[:1] if clock.offset_s is not None), None)
-    if server is None or server.offset_s is None:
+    if not clocks or clocks[0].offset_s is None:
         return
-    if abs(server.offset_s) - server.doubt_s > most_s:
+    server, offset_s = clocks[0], clocks[0].offset_s
+    if abs(offset_s) - server.doubt_s > most_s:
         yield Finding.warning(
             "redis.clocks",
-            f"the clock of the server is {_apart(server.offset_s)} the clock of this host",
+            f"the clock of the server is {_apart(offset_s)} the clock of this host",
             "ages, delays and schedules that this host computes are off by as much; a step back of the server's clock "
             "after a stream was deleted repeats ids; only an inbox that compares digests distinguishes them",
             "synchronise both with NTP",
@@ -81,7 +77,7 @@ def check_clocks(clocks: tuple[ClockReading, ...], most_s: float) -> Iterator[Fi
                 "a replica with a slow clock repeats ids after a fail-over",
                 "run the doctor where the replica can be reached",
             )
-        elif abs(apart := replica.offset_s - server.offset_s) - server.doubt_s - replica.doubt_s > most_s:
+        elif abs(apart := replica.offset_s - offset_s) - server.doubt_s - replica.doubt_s > most_s:
             yield Finding.warning(
                 "redis.clocks",
                 f"the clock of {replica.name} is {_apart(apart)} the clock of the server",

@@ -15,7 +15,7 @@ from conquiet.management.doctor.redis_streams import (
 )
 from conquiet.management.doctor.replication import NodeFacts, check_nodes, check_replication
 from conquiet.management.doctor.retention import check_unread_groups
-from conquiet.management.doctor.stranded import stranded_findings
+from conquiet.management.doctor.stranded import check_stranded
 from conquiet.management.redis_admin import RedisAdmin
 
 __all__ = ["CHECKS", "RedisFacts", "RedisLimits", "examine_redis", "gather"]
@@ -108,11 +108,6 @@ def check_eviction(facts: RedisFacts) -> Iterator[Finding]:
             "a full server refuses new messages, or throws old ones away",
             "trim streams (conquiet trim), or raise maxmemory",
         )
-
-
-def check_stranded(facts: RedisFacts) -> Iterator[Finding]:
-    """Report entries that a live consumer has left pending."""
-    yield from stranded_findings(facts.stranded, facts.limits.max_idle_s)
 
 
 def _check_clocks(facts: RedisFacts) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from conquiet.errors import GroupMissingError, QueueError
 from conquiet.management.doctor.clocks import ClockReading, read_clocks
-from conquiet.management.doctor.replication import ClusterFacts, gather_cluster
+from conquiet.management.doctor.replication import ClusterFacts, gather_cluster, read_config
 from conquiet.management.doctor.stranded import Stranded, find_stranded
 from conquiet.management.liveness import ALIVE_S
 from conquiet.management.models import GroupReport, StreamReport
@@ -15,18 +15,8 @@ from conquiet.management.redis_admin import RedisAdmin
 from conquiet.redis_transport.replies import Pending, pending_rows, text
 
 _NEEDED = (
-    "XADD",
-    "XREADGROUP",
-    "XACK",
-    "XPENDING",
-    "XCLAIM",
-    "XAUTOCLAIM",
-    "XINFO",
-    "XGROUP",
-    "XRANGE",
-    "EVAL",
-    "EVALSHA",
-)
+    "XADD", "XREADGROUP", "XACK", "XPENDING", "XCLAIM", "XAUTOCLAIM", "XINFO", "XGROUP", "XRANGE", "EVAL", "EVALSHA",
+)  # fmt: skip
 _HIGH_ROWS = 1_000
 _COUNT_STEP = 250
 
@@ -94,7 +84,7 @@ def gather(server: RedisAdmin, limits: RedisLimits) -> RedisFacts:
     }
     return RedisFacts(
         info=info,
-        config=_config(server),
+        config=read_config(server),
         missing_commands=_missing(server),
         streams=streams,
         exhausted=tuple(_exhausted(pending, limits.max_deliveries)),
@@ -106,16 +96,6 @@ def gather(server: RedisAdmin, limits: RedisLimits) -> RedisFacts:
         clocks=read_clocks(server, info),
         cluster=gather_cluster(server),
     )
-
-
-def _config(server: RedisAdmin) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in ("appendfsync", "maxmemory", "maxmemory-policy", "min-replicas-to-write", "save"):
-        try:
-            found |= {key: text(value) for key, value in server.mapping("CONFIG", "GET", name).items()}
-        except QueueError:  # managed servers forbid it
-            return found
-    return found
 
 
 def _missing(server: RedisAdmin) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ from conquiet.core.redaction import printable
 from conquiet.errors import QueueError
 from conquiet.management.doctor.findings import Finding
 from conquiet.management.redis_admin import RedisAdmin
-from conquiet.redis_transport.replies import text
+from conquiet.redis_transport.replies import as_mapping, info_fields, text
+from conquiet.redis_transport.routing import NodeAddress
 
 _REPLICA = re.compile(r"slave\d+")
 _LAGGING_BYTES = 10 * 1024 * 1024
@@ -57,14 +58,12 @@ def gather_cluster(server: RedisAdmin) -> ClusterFacts | None:
             continue
         name = f"{address[0]}:{address[1]}"
         try:
-            info = _lines(text(server.call_each(address, "INFO")))
-            open_slots |= {
-                int(slot) for slot in _OPEN_SLOT.findall(text(server.call_each(address, "CLUSTER", "NODES")))
-            }
-            nodes.append(NodeFacts(name, info, _config(server, address)))
+            info = info_fields(server.call_each(address, "INFO"))
+            open_slots |= set(map(int, _OPEN_SLOT.findall(text(server.call_each(address, "CLUSTER", "NODES")))))
+            nodes.append(NodeFacts(name, info, read_config(server, address)))
         except QueueError:
             silent.append(name)
-    state = _lines(text(server.call("CLUSTER", "INFO")))
+    state = info_fields(server.call("CLUSTER", "INFO"))
     return ClusterFacts(tuple(nodes), tuple(silent), state, tuple(sorted(open_slots)))
 
 
@@ -99,7 +98,7 @@ def check_replication(node: NodeFacts) -> Iterator[Finding]:
     if node.info.get("role") != "master":
         return
     where = f"{node.name}: " if node.name else ""
-    replicas = [_facts(value) for name, value in node.info.items() if _REPLICA.fullmatch(name)]
+    replicas = replicas_in(node.info)
     online = [one for one in replicas if one.get("state") == "online"]
     if not online:
         if node.name or replicas:
@@ -129,20 +128,19 @@ def check_replication(node: NodeFacts) -> Iterator[Finding]:
         )
 
 
-def _config(server: RedisAdmin, address: tuple[str, int]) -> dict[str, str]:
+def read_config(server: RedisAdmin, address: NodeAddress | None = None) -> dict[str, str]:
+    """Return the settings that are checked, of one master of a Redis Cluster or of the only server."""
     found: dict[str, str] = {}
     for name in ("appendfsync", "maxmemory", "maxmemory-policy", "min-replicas-to-write", "save"):
         try:
-            key, value = server.call_each(address, "CONFIG", "GET", name)
-        except (QueueError, ValueError):  # managed servers forbid it
+            reply = server.call_each(address, "CONFIG", "GET", name)
+        except QueueError:  # managed servers forbid it
             return found
-        found[text(key)] = text(value)
+        found |= {text(key): text(value) for key, value in as_mapping(reply).items()}
     return found
 
 
-def _lines(raw: str) -> dict[str, str]:
-    return dict(line.split(":", 1) for line in raw.splitlines() if ":" in line and not line.startswith("#"))
-
-
-def _facts(replica: str) -> dict[str, str]:
-    return dict(part.split("=", 1) for part in replica.split(",") if "=" in part)
+def replicas_in(info: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the facts about each replica in a reply to INFO."""
+    lines = [value for name, value in info.items() if _REPLICA.fullmatch(name)]
+    return [dict(part.split("=", 1) for part in line.split(",") if "=" in part) for line in lines]

@@ -5,7 +5,7 @@ messages under the same name, so it is alive, and the entry waits until a worker
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from conquiet.core.redaction import printable
 from conquiet.errors import GroupMissingError
@@ -13,6 +13,9 @@ from conquiet.management.doctor.findings import Finding
 from conquiet.management.models import StreamReport
 from conquiet.management.redis_admin import RedisAdmin
 from conquiet.redis_transport.replies import pending_rows
+
+if TYPE_CHECKING:
+    from conquiet.management.doctor.redis_facts import RedisFacts
 
 _ROWS = 1_000
 
@@ -29,21 +32,13 @@ class Stranded(NamedTuple):
 
 def find_stranded(server: RedisAdmin, streams: tuple[StreamReport, ...], max_idle_s: float) -> Iterator[Stranded]:
     """Yield the entries of live consumers that are idle for ``max_idle_s``. Reads at most 1,000 rows per consumer."""
+    max_idle_ms = round(max_idle_s * 1000)
     for stream in streams:
         for group in stream.groups:
             for consumer in group.consumers:
                 if not (consumer.alive and consumer.pending):
                     continue
-                command = (
-                    "XPENDING",
-                    stream.raw_key,
-                    group.raw_name,
-                    "IDLE",
-                    round(max_idle_s * 1000),
-                    "-",
-                    "+",
-                    _ROWS,
-                )
+                command = ("XPENDING", stream.raw_key, group.raw_name, "IDLE", max_idle_ms, "-", "+", _ROWS)
                 try:
                     rows = pending_rows(server.call(*command, consumer.name, stream=stream.key, group=group.name))
                 except GroupMissingError:  # destroyed since it was listed
@@ -53,9 +48,9 @@ def find_stranded(server: RedisAdmin, streams: tuple[StreamReport, ...], max_idl
                     yield Stranded(stream.key, group.name, consumer.name, len(rows), idle_s)
 
 
-def stranded_findings(stranded: tuple[Stranded, ...], max_idle_s: float) -> Iterator[Finding]:
-    """Report stranded entries, one finding for each consumer."""
-    for one in stranded:
+def check_stranded(facts: "RedisFacts") -> Iterator[Finding]:
+    """Report entries that a live consumer has left pending, one finding for each consumer."""
+    for one in facts.stranded:
         stream, group = printable(one.stream), printable(one.group)
         yield Finding.warning(
             "redis.stranded",
@@ -63,5 +58,5 @@ def stranded_findings(stranded: tuple[Stranded, ...], max_idle_s: float) -> Iter
             f"{one.entries:,} entries that it has not touched for up to {one.idle_s:,.0f} s",
             "their handler most likely failed; the consumer reads only new entries, and these wait until recovered",
             f"run(recover=True) in that consumer, a process with run_claim_stale(), or: conquiet reclaim {stream} "
-            f"{group} --min-idle {max_idle_s:.0f}",
+            f"{group} --min-idle {facts.limits.max_idle_s:.0f}",
         )

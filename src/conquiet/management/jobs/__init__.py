@@ -4,10 +4,11 @@
     decoding    decodes stored messages into reports (pure)
     reader      reads pages of one phase
     search      finds one job by its id
-    control     changes one job at the place where it was found
+    history     combines everything that is known of one job (pure)
+    control     changes one job
     bulk        changes all jobs that match a filter
+    reset       deletes the jobs of a stream
 
-``JobAdmin`` in ``admin`` combines them for one stream, ``PartitionedJobs`` in ``partitioned`` for all partitions of a
-stream. Everything is asynchronous and bounded: a page reads at most ``SCAN_LIMIT`` messages and returns a cursor for
-the next page.
+``JobAdmin`` in ``admin`` combines them for one stream, ``PartitionedJobs`` for all partitions of a stream. Everything
+is asynchronous and bounded: a page reads at most ``SCAN_LIMIT`` messages and returns a cursor for the next page.
 """

@@ -1,38 +1,53 @@
-"""``JobAdmin``: list, show and change the jobs of one stream."""
+"""``JobAdmin`` and ``PartitionedJobs``: list, show and change the jobs of one stream, or of all its partitions.
 
-import asyncio
-import time
-from collections.abc import Callable, Mapping, Sequence
+A job is searched in one partition after the other. A list returns the jobs of the first partition, then of the next;
+its cursor names the partition. The ids of dead letters are unique within a partition only. If two partitions have the
+same id, the first one found is used.
+
+See docs/decisions/0051.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from conquiet.core.validation import require_seconds
-from conquiet.management.jobs.bulk import BulkAction, BulkReport, BulkRunner
+from conquiet.core.redaction import printable
+from conquiet.core.validation import require_positive
+from conquiet.errors import ConfigurationError
+from conquiet.management.jobs.bulk import BulkAction, BulkReport, BulkRequest, BulkRunner
 from conquiet.management.jobs.control import ChangeReport, JobChange, JobControl
-from conquiet.management.jobs.decoding import JobDecoder
-from conquiet.management.jobs.models import (
-    EVERY_JOB,
-    Cancellation,
-    JobAttempt,
-    JobFilter,
-    JobHistory,
-    JobList,
-    JobPhase,
-    JobProgress,
-    JobReport,
-)
-from conquiet.management.jobs.reader import JobReader
-from conquiet.management.jobs.recorded import RecordedHistory, read_recorded
-from conquiet.management.jobs.reset import ResetReport, reset
-from conquiet.management.jobs.search import SEARCH_LIMIT, JobFinder, Search
+from conquiet.management.jobs.history import join_facts, phase_rank
+from conquiet.management.jobs.models import EVERY_JOB, JobFilter, JobHistory, JobList, JobPhase, JobReport
+from conquiet.management.jobs.reader import SCAN_LIMIT, JobReader
+from conquiet.management.jobs.reset import ResetReport, require_confirmation, reset
+from conquiet.management.jobs.search import SEARCH_LIMIT, Search
 from conquiet.processor.envelope import new_id
-from conquiet.processor.jobs import JobState
+from conquiet.processor.partition_layout import partition_names
 from conquiet.redis_transport.client import AsyncClient
 
-_TRIES = 5
-_POLL_S = 0.05
-_LONGEST_POLL_S = 1.0
-_ENDED = {JobState.SUCCEEDED.value: JobPhase.SUCCEEDED, "cancelled": JobPhase.CANCELLED}
+
+class _Partition:
+    """Reads and changes the jobs of one partition, which is a stream."""
+
+    def __init__(self, client: AsyncClient, stream: str, group: str | None) -> None:
+        self.reader = JobReader(client, stream, group)
+        self.control = JobControl(self.reader)
+        self.bulk = BulkRunner(self.reader, self.control)
+
+    async def show(self, job_id: str, *, with_data: bool, search_limit: int) -> JobHistory:
+        search = await Search(self.reader, job_id, limit=search_limit, with_data=with_data).run()
+        keys = self.reader.keys
+        names = (keys.job(job_id), keys.cancelled(job_id), keys.progress(job_id))
+        state, _, cancelled, _, progress, _ = await self.reader.call("job_facts", names, ())
+        has_result = await self.reader.send("EXISTS", keys.result(job_id))
+        return join_facts(search, state, cancelled, progress, has_result=bool(has_result))
+
+    async def dead_letter(self, dead_id: str) -> JobReport | None:
+        dead = await self.reader.dead_letters.show(dead_id)
+        if dead is None:
+            return None
+        return self.reader.decoder(self.reader.given or "", with_data=True).dead(dead, await self.reader.now_ms())
 
 
 class JobAdmin:
@@ -45,11 +60,10 @@ class JobAdmin:
     """
 
     def __init__(self, client: AsyncClient, stream: str, *, group: str | None = None) -> None:
-        self._reader = JobReader(client, stream, group)
-        self._finder = JobFinder(self._reader)
-        self._control = JobControl(self._reader)
-        self._bulk = BulkRunner(self._reader, self._control)
-        self._keys = self._reader.keys
+        self._client = client
+        self._stream = stream
+        self._group = group
+        self._whole = _Partition(client, stream, group)
 
     async def list(
         self,
@@ -70,7 +84,26 @@ class JobAdmin:
                 several groups and none was named.
             QueueError: The server returned an error or did not reply.
         """
-        return await self._reader.list(JobPhase(phase), where, cursor=cursor, limit=limit, with_data=with_data)
+        phase = JobPhase(phase)
+        partitions = await self._partitions()
+        if len(partitions) == 1:
+            return await partitions[0].reader.list(phase, where, cursor=cursor, limit=limit, with_data=with_data)
+        at, inner = _position(cursor, len(partitions))
+        jobs: list[JobReport] = []
+        scanned = 0
+        left = require_positive("limit", limit)
+        while True:
+            page = await partitions[at].reader.list(phase, where, cursor=inner, limit=left, with_data=with_data)
+            jobs += page.jobs
+            scanned += page.scanned
+            left -= len(page.jobs)
+            if page.cursor is not None:
+                return JobList(tuple(jobs), f"{at}/{page.cursor}", scanned)
+            at, inner = at + 1, None
+            if at == len(partitions):
+                return JobList(tuple(jobs), None, scanned)
+            if left <= 0 or scanned >= SCAN_LIMIT:
+                return JobList(tuple(jobs), f"{at}/", scanned)
 
     async def show(self, job_id: str, *, with_data: bool = False, search_limit: int = SEARCH_LIMIT) -> JobHistory:
         """Return the history of one job: its places, states, error, cancellation and progress.
@@ -78,11 +111,13 @@ class JobAdmin:
         There is no index: the server searches the messages in steps. ``search_limit`` bounds the number of messages
         in each place; ``complete`` is False if the limit was reached.
         """
-        search = await self._finder.find(job_id, search_limit=search_limit, with_data=with_data)
-        names = (self._keys.job(job_id), self._keys.cancelled(job_id), self._keys.progress(job_id))
-        state, _, cancelled, _, progress, _ = await self._reader.call("job_facts", names, ())
-        has_result = await self._reader.send("EXISTS", self._keys.result(job_id))
-        return _history(search, _texts(state), _texts(cancelled), _texts(progress), has_result=bool(has_result))
+        histories = [
+            await one.show(job_id, with_data=with_data, search_limit=search_limit) for one in await self._partitions()
+        ]
+        known = [history for history in histories if history.phase is not None]
+        found = min(known, key=_rank, default=histories[0])
+        complete = all(history.complete for history in histories)
+        return replace(found, complete=complete, scanned=sum(history.scanned for history in histories))
 
     async def cancel(self, job_id: str, *, timeout_s: float = 10.0, search_limit: int = SEARCH_LIMIT) -> ChangeReport:
         """Cancel one job. It either has its effect or is cancelled, and the report states which.
@@ -97,43 +132,11 @@ class JobAdmin:
             timeout_s: Longest wait for the worker. After that the report is REQUESTED, and the request remains.
             search_limit: Most messages that are searched in each place.
         """
-        require_seconds("timeout_s", timeout_s, zero_allowed=True)
-        for _ in range(_TRIES):
-            search = await self._finder.find(job_id, search_limit=search_limit)
-            alive = [job for job in search.found if job.phase is not JobPhase.DEAD]
-            if not alive:
-                return await self._ended(job_id, search.found, complete=search.complete)
-            reports = [await self._control.cancel_found(job) for job in alive]
-            if any(report.change is JobChange.REQUESTED for report in reports):
-                return await self._decision(job_id, timeout_s)
-            report = min(reports, key=lambda one: list(JobChange).index(one.change))
-            if report.change is not JobChange.GONE:
-                return report
-        return ChangeReport(job_id, JobChange.GONE)
-
-    async def _decision(self, job_id: str, timeout_s: float) -> ChangeReport:
-        ends_at = time.monotonic() + timeout_s
-        pause_s = _POLL_S
-        while (change := await self._control.decision(job_id)) is None:
-            if time.monotonic() >= ends_at:
-                note = "its worker has not decided yet; the request stays valid, even if the worker dies"
-                return ChangeReport(job_id, JobChange.REQUESTED, JobPhase.RUNNING, note)
-            await asyncio.sleep(min(pause_s, max(0.0, ends_at - time.monotonic())))
-            pause_s = min(2 * pause_s, _LONGEST_POLL_S)
-        return ChangeReport(job_id, change, JobPhase.RUNNING)
-
-    async def _ended(self, job_id: str, found: Sequence[JobReport], *, complete: bool) -> ChangeReport:
-        change = await self._control.decision(job_id)
-        if change is not None:
-            return ChangeReport(job_id, change)
-        if found:
-            return ChangeReport(job_id, JobChange.REFUSED, JobPhase.DEAD, "it is dead: retry or discard it")
-        note = "" if complete else "the search ended at its limit: the job may be further back"
-        return ChangeReport(job_id, JobChange.GONE, None, note)
+        return await self._first(lambda one: one.control.cancel(job_id, timeout_s, search_limit))
 
     async def run_now(self, job_id: str, *, search_limit: int = SEARCH_LIMIT) -> ChangeReport:
         """Move a delayed or retrying job to its stream now, with its attempt number."""
-        return await self._move(job_id, "", search_limit)
+        return await self._first(lambda one: one.control.move(job_id, "", search_limit))
 
     async def reschedule(
         self,
@@ -144,18 +147,11 @@ class JobAdmin:
         search_limit: int = SEARCH_LIMIT,
     ) -> ChangeReport:
         """Make a delayed or retrying job due in ``delay_s`` seconds, or ``at`` a time (epoch, aware datetime)."""
-        return await self._move(job_id, str(await self._control.due_ms(delay_s, at)), search_limit)
 
-    async def _move(self, job_id: str, due: str, search_limit: int) -> ChangeReport:
-        for _ in range(_TRIES):
-            search = await self._finder.find(job_id, search_limit=search_limit)
-            if not search.found:
-                break
-            found = sorted(search.found, key=lambda job: job.phase not in {JobPhase.DELAYED, JobPhase.RETRYING})
-            report = await self._control.move_found(found[0], due)
-            if report.change is not JobChange.GONE:
-                return report
-        return ChangeReport(job_id, JobChange.GONE)
+        async def move(one: _Partition) -> ChangeReport:
+            return await one.control.move(job_id, str(await one.control.due_ms(delay_s, at)), search_limit)
+
+        return await self._first(move)
 
     async def edit_and_retry(
         self, dead_id: str, data: Mapping[str, Any] | None = None, *, group: str | None = None
@@ -167,7 +163,7 @@ class JobAdmin:
             data: Replaces its data.
             group: The consumer group to retry for, instead of its original one.
         """
-        return await self._control.edit(dead_id, data, group=group)
+        return await self._first(lambda one: one.control.edit(dead_id, data, group=group))
 
     async def dead_letter(self, dead_id: str) -> JobReport | None:
         """Return a dead letter with its data for editing; None if it does not exist.
@@ -175,11 +171,11 @@ class JobAdmin:
         Args:
             dead_id: Id of the dead letter: ``place`` of a dead job.
         """
-        dead = await self._reader.dead_letters.show(dead_id)
-        if dead is None:
-            return None
-        decoder = JobDecoder(self._keys.stream, self._reader.given or "", with_data=True)
-        return decoder.dead(dead, await self._reader.now_ms())
+        for one in await self._partitions():
+            found = await one.dead_letter(dead_id)
+            if found is not None:
+                return found
+        return None
 
     async def bulk(  # noqa: PLR0913 - independent options
         self,
@@ -197,7 +193,8 @@ class JobAdmin:
         """Cancel, run now, reschedule or retry all matching jobs of a phase. Does not wait for running jobs.
 
         Jobs emitted after the start of the run are not changed. The progress is stored on the server for seven days:
-        the same call with the same ``name`` continues the run of an earlier process and changes no job twice.
+        the same call with the same ``name`` continues the run of an earlier process and changes no job twice. Each
+        partition stores its progress, and they are changed one after the other.
 
         Args:
             action: Change of each job.
@@ -207,24 +204,43 @@ class JobAdmin:
             dry_run: Only count. Nothing is stored.
             delay_s: For reschedule: seconds until the jobs are due.
             rate_per_s: Most changes per second.
-            limit: Most jobs.
+            limit: Most jobs, of all partitions together.
             on_progress: Called with the report after every step.
         """
-        return await self._bulk.run(
-            BulkAction(action),
-            JobPhase(phase),
-            where,
+        request = BulkRequest(
+            action=BulkAction(action),
+            phase=JobPhase(phase),
+            where=where,
             name=name or new_id(),
             dry_run=dry_run,
             delay_s=delay_s,
-            rate_per_s=rate_per_s,
             limit=limit,
-            on_progress=on_progress,
         )
+        total: BulkReport | None = None
+        partitions = await self._partitions()
+        for at, one in enumerate(partitions):
+            before, is_last = total, at == len(partitions) - 1
+            # A resumed run skips the partitions that it has completed.
+            report = None if is_last or dry_run else await one.bulk.progress(request.name)
+            if report is None or not report.done:
+                note = None if on_progress is None else _adding(on_progress, before, is_last=is_last)
+                report = await one.bulk.run(request, rate_per_s, note)
+            total = _sum(before, report, done=report.done and is_last)
+            if request.limit is not None:
+                if report.matched >= request.limit:
+                    return replace(total, done=True)
+                request = replace(request, limit=request.limit - report.matched)
+        assert total is not None  # noqa: S101 - a stream has at least one partition
+        return total
 
     async def bulk_progress(self, name: str) -> BulkReport | None:
         """Return the progress of a bulk change of any process; None if there is none of that name."""
-        return await self._bulk.progress(name)
+        reports = [await one.bulk.progress(name) for one in await self._partitions()]
+        total: BulkReport | None = None
+        for report in reports:
+            if report is not None:
+                total = _sum(total, report, done=all(one is not None and one.done for one in reports))
+        return total
 
     async def reset(self, *, confirm: str | None = None, dry_run: bool = False) -> ResetReport:
         """Delete waiting, delayed, parked and dead jobs of every group. Running jobs are not changed.
@@ -236,90 +252,78 @@ class JobAdmin:
         Raises:
             ConfigurationError: ``confirm`` is not the name of the stream. Nothing was deleted.
         """
-        return await reset(self._reader, confirm=confirm, dry_run=dry_run)
+        if not dry_run:
+            require_confirmation(self._stream, confirm)
+        reports = [await reset(one.reader, dry_run=dry_run) for one in await self._partitions()]
+        return ResetReport(
+            stream=self._stream,
+            entries=sum(one.entries for one in reports),
+            behind=sum(one.behind for one in reports),
+            delayed=sum(one.delayed for one in reports),
+            parked=sum(one.parked for one in reports),
+            dead=sum(one.dead for one in reports),
+            dry_run=dry_run,
+        )
+
+    async def _first(self, change: Callable[[_Partition], Awaitable[ChangeReport]]) -> ChangeReport:
+        """Return the report of the first partition that has the job, else the report of the last partition."""
+        note = ""
+        for one in await self._partitions():
+            report = await change(one)
+            if report.change is not JobChange.GONE:
+                return report
+            note = note or report.note
+        return replace(report, note=note)
+
+    async def _partitions(self) -> Sequence[_Partition]:
+        return [self._whole]
 
 
-def _history(
-    search: Search,
-    state: Mapping[str, str],
-    cancelled: Mapping[str, str],
-    progress: Mapping[str, str],
-    *,
-    has_result: bool,
-) -> JobHistory:
-    places = tuple(sorted(search.found, key=phase_rank))
-    history = read_recorded(state.get("story", ""))
-    cancellation = _cancellation(cancelled)
-    if places and places[0].phase is not JobPhase.DEAD:
-        phase: JobPhase | None = places[0].phase
-    elif cancellation is not None and cancellation.state == "cancelled":
-        phase = JobPhase.CANCELLED
-    else:
-        phase = _ENDED.get(state.get("state", "")) or (places[0].phase if places else None)
-    return JobHistory(
-        id=search.id,
-        phase=phase,
-        places=places,
-        times_ms={one.value: int(state[f"{one.value}_ms"]) for one in JobState if f"{one.value}_ms" in state},
-        error_type=state.get("error", "") or next((job.error_type for job in places if job.error_type), ""),
-        traceback=next(iter(search.tracebacks), ""),
-        cancellation=cancellation,
-        progress=_progress(progress),
-        has_result=has_result,
-        complete=search.complete,
-        scanned=search.scanned,
-        attempts=_attempts(places, history, state),
-        caused_by=next((one.caused_by for one in places if one.caused_by is not None), history.caused_by),
-        caused=history.caused,
-        event=next((one.event for one in places if one.event), state.get("event", "")),
+class PartitionedJobs(JobAdmin):
+    """Lists, shows and changes the jobs of a stream, partitioned or not; see ``JobAdmin``.
+
+    Args:
+        client: A client without retries. The caller closes it.
+        stream: The stream's name. Each call reads the number of its partitions.
+        group: The consumer group of the jobs. Optional if the stream has only one.
+    """
+
+    async def _partitions(self) -> Sequence[_Partition]:
+        names = await partition_names(self._client, self._stream)
+        return [_Partition(self._client, name, self._group) for name in names]
+
+
+def _position(cursor: str | None, partitions: int) -> tuple[int, str | None]:
+    """Return the partition of a cursor, and the cursor within it."""
+    if cursor is None:
+        return 0, None
+    at, slash, inner = cursor.partition("/")
+    if not (slash and at.isdecimal() and int(at) < partitions):
+        raise ConfigurationError(f"cursor {printable(cursor)!r} is not one of this list")
+    return int(at), inner or None
+
+
+def _rank(history: JobHistory) -> int:
+    """Return the rank of a history: a job with a place comes before a job that has ended."""
+    return min((phase_rank(place) for place in history.places), default=len(JobPhase))
+
+
+def _sum(one: BulkReport | None, other: BulkReport, *, done: bool) -> BulkReport:
+    if one is None:
+        return replace(other, done=done)
+    return replace(
+        other,
+        done=done,
+        scanned=one.scanned + other.scanned,
+        matched=one.matched + other.matched,
+        changed=one.changed + other.changed,
+        requested=one.requested + other.requested,
+        gone=one.gone + other.gone,
+        refused=one.refused + other.refused,
     )
 
 
-def _attempts(
-    places: Sequence[JobReport], history: RecordedHistory, state: Mapping[str, str]
-) -> tuple[JobAttempt, ...]:
-    """Return the attempts of a job. The attempts in the message are newer than the recorded ones."""
-    failed = next((one.attempts for one in places if one.attempts), history.failed)
-    if state.get("state") != JobState.SUCCEEDED.value:
-        return failed
-    ended_ms = int(state.get(f"{JobState.SUCCEEDED.value}_ms", "0"))
-    return (*failed, JobAttempt(int(state.get("attempt", "1")), ended_ms, history.duration_s))
-
-
-def phase_rank(job: JobReport) -> int:
-    """Return the rank of a job's phase: RUNNING comes first, DEAD last."""
-    order = (
-        JobPhase.RUNNING,
-        JobPhase.WAITING,
-        JobPhase.BEHIND,
-        JobPhase.PARKED,
-        JobPhase.RETRYING,
-        JobPhase.DELAYED,
-        JobPhase.DEAD,
-    )
-    return order.index(job.phase)
-
-
-def _cancellation(facts: Mapping[str, str]) -> Cancellation | None:
-    if not facts:
-        return None
-    return Cancellation(
-        state=facts.get("state", ""),
-        at_ms=int(facts.get("at_ms", "0")),
-        event=facts.get("event", ""),
-        group=facts.get("group", ""),
-        while_in=facts.get("while_in", ""),
-    )
-
-
-def _progress(facts: Mapping[str, str]) -> JobProgress | None:
-    if not facts:
-        return None
-    return JobProgress(float(facts["fraction"]), facts.get("text", ""), int(facts.get("at_ms", "0")))
-
-
-def _texts(reply: Any) -> dict[str, str]:
-    return {
-        name.decode(): value.decode(errors="backslashreplace")
-        for name, value in zip(reply[::2], reply[1::2], strict=True)
-    }
+def _adding(
+    report: Callable[[BulkReport], None], before: BulkReport | None, *, is_last: bool
+) -> Callable[[BulkReport], None]:
+    return lambda so_far: report(_sum(before, so_far, done=so_far.done and is_last))

@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 import msgspec
 
@@ -87,16 +86,46 @@ class BulkReport(Report):
     cursor: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkRequest:
+    """The arguments of ``JobAdmin.bulk`` that make one run."""
+
+    action: BulkAction
+    phase: JobPhase
+    where: JobFilter
+    name: str
+    dry_run: bool
+    delay_s: float | None
+    limit: int | None
+
+    def __post_init__(self) -> None:
+        action, phases = self.action, _PHASES[self.action]
+        if self.phase not in phases:
+            raise ConfigurationError(f"{action} is for jobs that are {', '.join(sorted(phases))}; got {self.phase}")
+        if (self.delay_s is not None) != (action is BulkAction.RESCHEDULE):
+            raise ConfigurationError("delay_s is for reschedule, and needed there")
+        if self.delay_s is not None:
+            require_seconds("delay_s", self.delay_s, zero_allowed=True)
+        if self.limit is not None:
+            require_positive("limit", self.limit)
+        require_text("name", self.name)
+
+
 class _Saved(msgspec.Struct, kw_only=True):
     """A run as it is stored."""
 
-    action: str
-    phase: str
-    where: dict[str, Any]
+    action: BulkAction
+    phase: JobPhase
+    where: JobFilter
     delay_s: float | None
     limit: int | None
     began_ms: int
-    report: dict[str, Any]
+    report: BulkReport
+
+    def is_of(self, request: BulkRequest) -> bool:
+        """Return whether the request resumes this run."""
+        asked = (request.action, request.phase, request.where, request.delay_s, request.limit)
+        return (self.action, self.phase, self.where, self.delay_s, self.limit) == asked
 
 
 class BulkRunner:
@@ -111,40 +140,31 @@ class BulkRunner:
         self._reader = reader
         self._control = control
 
-    async def run(  # noqa: PLR0913 - the arguments of ``JobAdmin.bulk``
-        self,
-        action: BulkAction,
-        phase: JobPhase,
-        where: JobFilter,
-        *,
-        name: str,
-        dry_run: bool = False,
-        delay_s: float | None = None,
-        rate_per_s: float | None = None,
-        limit: int | None = None,
-        on_progress: Callable[[BulkReport], None] | None = None,
+    async def run(
+        self, request: BulkRequest, rate_per_s: float | None, on_progress: Callable[[BulkReport], None] | None
     ) -> BulkReport:
         """Change all matching jobs of a phase; see ``JobAdmin.bulk``."""
-        _check(action, phase, delay_s, limit)
+        limit, dry_run = request.limit, request.dry_run
         throttle = Throttle(rate_per_s)
-        saved = await self._begin(action, phase, where, name=name, delay_s=delay_s, limit=limit, dry_run=dry_run)
-        report = BulkReport(**saved.report)
-        due = "" if action is not BulkAction.RESCHEDULE else str(await self._control.due_ms(delay_s))
+        saved = await self._begin(request)
+        report = saved.report
+        due = "" if request.delay_s is None else str(await self._control.due_ms(request.delay_s))
         removed = _Removed()
-        async for jobs, scanned, cursor in self._steps(phase, where, report.cursor, removed):
+        async for jobs, scanned, cursor in self._steps(request, report.cursor, removed):
             meant = [job for job in jobs if not job.emitted_ms or job.emitted_ms <= saved.began_ms]
             if limit is not None:
                 meant = meant[: max(0, limit - report.matched)]
             changes: list[ChangeReport] = []
             for job in meant if not dry_run else ():
                 await asyncio.sleep(throttle.reserve())
-                changes.append(await self._change(action, job, due))
+                changes.append(await self._change(request.action, job, due))
             removed.count = sum(one.change in {JobChange.CANCELLED, JobChange.GONE} for one in changes)
             report = _counted(report, len(meant), scanned, changes, cursor)
             if limit is not None and report.matched >= limit:
                 report = replace(report, done=True)
             if not dry_run:
-                await self._save(saved, report)
+                saved.report = report
+                await self._save(saved)
             if on_progress is not None:
                 on_progress(report)
             if report.done:
@@ -153,8 +173,8 @@ class BulkRunner:
 
     async def progress(self, name: str) -> BulkReport | None:
         """Return the progress of a run; None if there is none of that name."""
-        saved = await self._load(name)
-        return None if saved is None else _report_of(saved)
+        saved = await self._load(require_text("name", name))
+        return None if saved is None else saved.report
 
     async def _change(self, action: BulkAction, job: JobReport, due: str) -> ChangeReport:
         match action:
@@ -167,16 +187,14 @@ class BulkRunner:
 
     # ------------------------------------------------------------ steps
 
-    async def _steps(self, phase: JobPhase, where: JobFilter, cursor: str, removed: "_Removed") -> AsyncIterator[_Step]:
+    def _steps(self, request: BulkRequest, cursor: str, removed: "_Removed") -> AsyncIterator[_Step]:
         """Yield for each step the matching jobs, the number read, and the next cursor; empty at the end."""
+        phase, where = request.phase, request.where
         if phase in _WAITS:
-            steps = self._scan_delayed(phase, where, cursor)
-        elif phase in _LISTS:
-            steps = self._walk_lists(phase, where, cursor, removed)
-        else:
-            steps = self._pages(phase, where, cursor)
-        async for step in steps:
-            yield step
+            return self._scan_delayed(phase, where, cursor)
+        if phase in _LISTS:
+            return self._walk_lists(phase, where, cursor, removed)
+        return self._pages(phase, where, cursor)
 
     async def _pages(self, phase: JobPhase, where: JobFilter, cursor: str) -> AsyncIterator[_Step]:
         position: str | None = cursor or None
@@ -221,7 +239,7 @@ class BulkRunner:
 
     async def _decoder(self) -> JobDecoder:
         group = await self._reader.group()
-        return JobDecoder(self._reader.keys.stream, "" if group is None else group.name, with_data=False)
+        return self._reader.decoder("" if group is None else group.name)
 
     async def _scan_delayed(self, phase: JobPhase, where: JobFilter, cursor: str) -> AsyncIterator[_Step]:
         """Scan the delayed set. SCAN returns every remaining member while others are removed; pages would skip some."""
@@ -241,53 +259,36 @@ class BulkRunner:
 
     # ------------------------------------------------------------ progress
 
-    async def _begin(
-        self,
-        action: BulkAction,
-        phase: JobPhase,
-        where: JobFilter,
-        *,
-        name: str,
-        delay_s: float | None,
-        limit: int | None,
-        dry_run: bool,
-    ) -> _Saved:
-        require_text("name", name)
-        new = _Saved(
-            action=action.value,
-            phase=phase.value,
-            where=msgspec.to_builtins(where),
-            delay_s=delay_s,
-            limit=limit,
-            began_ms=await self._reader.now_ms(),
-            report=BulkReport(name=name, action=action, phase=phase, dry_run=dry_run).as_dict(),
-        )
-        if dry_run:
-            return _typed(new)
-        known = await self._load(name)
-        if known is None:
-            await self._reader.send("SET", self._key(name), msgspec.json.encode(new), "PX", _KEPT_MS)
-            return _typed(new)
-        if (known.action, known.phase, known.where, known.delay_s, known.limit) != (
-            new.action,
-            new.phase,
-            new.where,
-            new.delay_s,
-            new.limit,
-        ):
+    async def _begin(self, request: BulkRequest) -> _Saved:
+        """Return the run to resume, or a new one, which is stored unless nothing will be changed."""
+        known = None if request.dry_run else await self._load(request.name)
+        if known is not None:
+            if known.is_of(request):
+                return known
             raise ConfigurationError(
-                f"a run named {printable(name)!r} of stream {printable(self._reader.keys.stream)!r} has another action "
-                "or filter: give another name, or the same options to resume it"
+                f"a run named {printable(request.name)!r} of stream {printable(self._reader.keys.stream)!r} has "
+                "another action or filter: give another name, or the same options to resume it"
             )
-        return _typed(known)
+        action, phase = request.action, request.phase
+        new = _Saved(
+            action=action,
+            phase=phase,
+            where=request.where,
+            delay_s=request.delay_s,
+            limit=request.limit,
+            began_ms=await self._reader.now_ms(),
+            report=BulkReport(name=request.name, action=action, phase=phase, dry_run=request.dry_run),
+        )
+        if not request.dry_run:
+            await self._save(new)
+        return new
 
-    async def _save(self, saved: _Saved, report: BulkReport) -> None:
-        saved.report = report.as_dict()
-        encoded = msgspec.json.encode(_plain(saved))
-        await self._reader.send("SET", self._key(report.name), encoded, "PX", _KEPT_MS)
+    async def _save(self, saved: _Saved) -> None:
+        encoded = msgspec.json.encode(saved)
+        await self._reader.send("SET", self._key(saved.report.name), encoded, "PX", _KEPT_MS)
 
     async def _load(self, name: str) -> _Saved | None:
-        raw = await self._reader.send("GET", self._key(require_text("name", name)))
+        raw = await self._reader.send("GET", self._key(name))
         return msgspec.json.decode(raw, type=_Saved) if raw else None
 
     def _key(self, name: str) -> str:
@@ -318,29 +319,3 @@ def _counted(
         refused=report.refused + len(kinds) - changed - requested - gone,
         cursor=cursor,
     )
-
-
-def _check(action: BulkAction, phase: JobPhase, delay_s: float | None, limit: int | None) -> None:
-    if phase not in _PHASES[action]:
-        raise ConfigurationError(f"{action} is for jobs that are {', '.join(sorted(_PHASES[action]))}; got {phase}")
-    if (delay_s is not None) != (action is BulkAction.RESCHEDULE):
-        raise ConfigurationError("delay_s is for reschedule, and needed there")
-    if delay_s is not None:
-        require_seconds("delay_s", delay_s, zero_allowed=True)
-    if limit is not None:
-        require_positive("limit", limit)
-
-
-def _report_of(saved: _Saved) -> BulkReport:
-    return BulkReport(**_typed(saved).report)
-
-
-def _typed(saved: _Saved) -> _Saved:
-    """Return a stored run with the enums of its report restored."""
-    facts = dict(saved.report)
-    facts["action"], facts["phase"] = BulkAction(facts["action"]), JobPhase(facts["phase"])
-    return msgspec.structs.replace(saved, report=facts)
-
-
-def _plain(saved: _Saved) -> _Saved:
-    return msgspec.structs.replace(saved, report=msgspec.to_builtins(saved.report))

@@ -1,11 +1,14 @@
-"""Change one job at the place where it was found: cancel it, move it, or retry a dead one with other data.
+"""Change one job: cancel it, move it, or retry a dead one with other data.
 
-Each change is one script on the server, which checks that the job is still at that place. ``JobAdmin`` searches again
-for a job that has moved on. Running jobs are cancelled by their worker (``processor.cancellation``).
+Each change is one script on the server at the place where the job was found, and the script checks that the job is
+still there. A job that has moved on is searched again. Running jobs are cancelled by their worker
+(``processor.cancellation``).
 
 See docs/decisions/0046.
 """
 
+import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,6 +21,7 @@ from conquiet.core.validation import require_seconds
 from conquiet.errors import ConfigurationError, OperatorError, PayloadError
 from conquiet.management.jobs.models import JobPhase, JobReport
 from conquiet.management.jobs.reader import JobReader
+from conquiet.management.jobs.search import Search
 from conquiet.management.models import Report
 from conquiet.processor.cancellation import RECORD_KEPT_MS
 from conquiet.processor.envelope import encode_raw, replayed
@@ -25,6 +29,10 @@ from conquiet.processor.jobs import JobState
 
 _SETTLED = {"cancelled", "finished"}
 _MAX_BYTES = 512 * 1024 * 1024
+_TRIES = 5
+_POLL_S = 0.05
+_LONGEST_POLL_S = 1.0
+_IS_DEAD = "it is dead: retry or discard it"
 
 
 class JobChange(StrEnum):
@@ -71,56 +79,60 @@ class JobControl:
         self._reader = reader
         self._keys = reader.keys
 
+    async def cancel(self, job_id: str, timeout_s: float, search_limit: int) -> ChangeReport:
+        """Cancel one job; see ``JobAdmin.cancel``."""
+        require_seconds("timeout_s", timeout_s, zero_allowed=True)
+        for _ in range(_TRIES):
+            search = await Search(self._reader, job_id, limit=search_limit).run()
+            alive = [job for job in search.found if job.phase is not JobPhase.DEAD]
+            if not alive:
+                return await self._ended(search)
+            reports = [await self.cancel_found(job) for job in alive]
+            if any(report.change is JobChange.REQUESTED for report in reports):
+                return await self._wait_for_decision(job_id, timeout_s)
+            report = min(reports, key=lambda one: list(JobChange).index(one.change))
+            if report.change is not JobChange.GONE:
+                return report
+        return ChangeReport(job_id, JobChange.GONE)
+
+    async def move(self, job_id: str, due: str, search_limit: int) -> ChangeReport:
+        """Make a delayed or retrying job due at a time in milliseconds; an empty ``due`` means now."""
+        for _ in range(_TRIES):
+            found = (await Search(self._reader, job_id, limit=search_limit).run()).found
+            if not found:
+                break
+            found.sort(key=lambda job: job.phase not in {JobPhase.DELAYED, JobPhase.RETRYING})
+            report = await self.move_found(found[0], due)
+            if report.change is not JobChange.GONE:
+                return report
+        return ChangeReport(job_id, JobChange.GONE)
+
     async def cancel_found(self, job: JobReport) -> ChangeReport:
         """Cancel a job at the place where it was found; GONE if it has moved on."""
         keys = self._keys
         records = (keys.cancelled(job.id), keys.job(job.id), keys.jobs(JobState.CANCELLED.value))
+        kept = (RECORD_KEPT_MS, keys.jobs(""))
         match job.phase:
             case JobPhase.DELAYED | JobPhase.RETRYING | JobPhase.PARKED | JobPhase.BEHIND:
                 place, kind = self._place_of(job)
                 removed = await self._reader.call(
                     "job_cancel_delayed",
                     (place, *records, keys.stream, keys.order),
-                    (
-                        job.raw_payload,
-                        kind,
-                        job.phase.value,
-                        job.event,
-                        job.group,
-                        job.id,
-                        RECORD_KEPT_MS,
-                        keys.jobs(""),
-                    ),
+                    (job.raw_payload, kind, job.phase.value, job.event, job.group, job.id, *kept),
                 )
                 change = JobChange.CANCELLED if removed else JobChange.GONE
             case JobPhase.WAITING | JobPhase.RUNNING:
-                group = job.group or await self._only_group()
+                only = None if job.group else await self._reader.group(required=True)
+                group = job.group if only is None else only.name
                 answer = await self._reader.call(
                     "job_cancel_entry",
                     (keys.stream, keys.cancel, keys.wake, *records, keys.order),
-                    (job.place, group, job.event, job.id, RECORD_KEPT_MS, keys.jobs("")),
+                    (job.place, group, job.event, job.id, *kept),
                 )
                 change = JobChange(answer.decode())
             case _:
-                return ChangeReport(job.id, JobChange.REFUSED, job.phase, "it is dead: retry or discard it")
+                return ChangeReport(job.id, JobChange.REFUSED, job.phase, _IS_DEAD)
         return ChangeReport(job.id, change, job.phase)
-
-    def _place_of(self, job: JobReport) -> tuple[str, str]:
-        if job.phase is JobPhase.PARKED:
-            return self._keys.parked_event(job.event), "parked"
-        if job.phase is JobPhase.BEHIND:
-            return self._keys.waiting(job.place), "behind"
-        return self._keys.delayed, "delayed"
-
-    async def decision(self, job_id: str) -> JobChange | None:
-        """Return the result of a cancellation request; None while it is open, or if there was none."""
-        names = (self._keys.stream, self._keys.cancel, self._keys.cancelled(job_id))
-        state = await self._reader.call("job_decision", names, (job_id, RECORD_KEPT_MS))
-        return JobChange(state.decode()) if state and state.decode() in _SETTLED else None
-
-    async def _only_group(self) -> str:
-        group = await self._reader.group(required=True)
-        return "" if group is None else group.name
 
     async def move_found(self, job: JobReport, due: str) -> ChangeReport:
         """Move a job from the place where it was found; an empty ``due`` means now."""
@@ -176,6 +188,39 @@ class JobControl:
                 "Name the group that shall handle it"
             )
         return ChangeReport(record.id, JobChange.MOVED if answer else JobChange.GONE, JobPhase.DEAD)
+
+    async def _wait_for_decision(self, job_id: str, timeout_s: float) -> ChangeReport:
+        ends_at = time.monotonic() + timeout_s
+        pause_s = _POLL_S
+        while (change := await self._decision(job_id)) is None:
+            if time.monotonic() >= ends_at:
+                note = "its worker has not decided yet; the request stays valid, even if the worker dies"
+                return ChangeReport(job_id, JobChange.REQUESTED, JobPhase.RUNNING, note)
+            await asyncio.sleep(min(pause_s, max(0.0, ends_at - time.monotonic())))
+            pause_s = min(2 * pause_s, _LONGEST_POLL_S)
+        return ChangeReport(job_id, change, JobPhase.RUNNING)
+
+    async def _ended(self, search: Search) -> ChangeReport:
+        change = await self._decision(search.id)
+        if change is not None:
+            return ChangeReport(search.id, change)
+        if search.found:
+            return ChangeReport(search.id, JobChange.REFUSED, JobPhase.DEAD, _IS_DEAD)
+        note = "" if search.complete else "the search ended at its limit: the job may be further back"
+        return ChangeReport(search.id, JobChange.GONE, None, note)
+
+    def _place_of(self, job: JobReport) -> tuple[str, str]:
+        if job.phase is JobPhase.PARKED:
+            return self._keys.parked_event(job.event), "parked"
+        if job.phase is JobPhase.BEHIND:
+            return self._keys.waiting(job.place), "behind"
+        return self._keys.delayed, "delayed"
+
+    async def _decision(self, job_id: str) -> JobChange | None:
+        """Return the result of a cancellation request; None while it is open, or if there was none."""
+        names = (self._keys.stream, self._keys.cancel, self._keys.cancelled(job_id))
+        state = await self._reader.call("job_decision", names, (job_id, RECORD_KEPT_MS))
+        return JobChange(state.decode()) if state and state.decode() in _SETTLED else None
 
 
 def _require_data(data: Mapping[str, Any], stream: str) -> None:

@@ -29,15 +29,7 @@ class JobPhase(StrEnum):
     CANCELLED = "cancelled"
 
 
-LISTED = (
-    JobPhase.WAITING,
-    JobPhase.BEHIND,
-    JobPhase.DELAYED,
-    JobPhase.RUNNING,
-    JobPhase.RETRYING,
-    JobPhase.PARKED,
-    JobPhase.DEAD,
-)
+LISTED = tuple(phase for phase in JobPhase if phase not in {JobPhase.SUCCEEDED, JobPhase.CANCELLED})
 """The phases that can be listed."""
 
 

@@ -4,8 +4,8 @@ A page reads at most ``SCAN_LIMIT`` messages with any filter, and returns a curs
 set are by due time; a message that becomes due or is added between two pages may be seen twice or not at all.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any, NamedTuple
 
 from conquiet.core.redaction import printable
@@ -29,6 +29,9 @@ SCAN_LIMIT = 2_000
 _STEP = 200
 _BAD_CURSOR = "this cursor is not one of this list: give the cursor of the page before, for the same state"
 
+_Jobs = AsyncGenerator[tuple[str, JobReport | None], None]
+"""Messages of one place, each with the cursor behind it; None for a message of another group."""
+
 
 class Group(NamedTuple):
     """A consumer group of the stream."""
@@ -38,30 +41,14 @@ class Group(NamedTuple):
     last_delivered: str
 
 
-@dataclass(slots=True)
-class _Page:
-    """A page under way."""
+class _Walk(NamedTuple):
+    """Parameters of a walk through the jobs of one place."""
 
-    limit: int
-    where: JobFilter
-    phase: JobPhase
-    jobs: list[JobReport]
-    scanned: int = 0
-
-    @property
-    def step(self) -> int:
-        """Number of messages that the next step may read."""
-        return min(_STEP, SCAN_LIMIT - self.scanned)
-
-    def is_full(self) -> bool:
-        """True if the page has reached its limit of jobs or of messages read."""
-        return len(self.jobs) >= self.limit or self.step <= 0
-
-    def add(self, job: JobReport | None) -> None:
-        """Count a message that was read, and keep it if it matches."""
-        self.scanned += 1
-        if job is not None and job.phase is self.phase and self.where.accepts(job):
-            self.jobs.append(job)
+    decoder: JobDecoder
+    group: Group | None
+    event: str | None
+    cursor: str | None
+    now_ms: int
 
 
 class JobReader:
@@ -80,8 +67,6 @@ class JobReader:
         self.dead_letters = DeadLetters(client, stream)
         self.order = KeyOrder(client, stream)
 
-    # ------------------------------------------------------------ pages
-
     async def list(
         self,
         phase: JobPhase,
@@ -91,29 +76,23 @@ class JobReader:
         limit: int = 100,
         with_data: bool = False,
     ) -> JobList:
-        """Return up to ``limit`` matching jobs of a phase, and the cursor to continue from.
-
-        Raises:
-            ConfigurationError: The phase cannot be listed, the cursor is of another list, or the stream has several
-                groups and none was named.
-            QueueError: The server refused or did not reply.
-        """
+        """Return up to ``limit`` matching jobs of a phase, and the cursor to continue from."""
         if phase not in LISTED:
             raise ConfigurationError(f"jobs can be listed that are {', '.join(LISTED)}")
-        page = _Page(require_positive("limit", limit), where, phase, [])
-        readers: dict[JobPhase, Callable[[_Page, JobDecoder, str | None, int], Awaitable[str | None]]] = {
-            JobPhase.WAITING: self._waiting,
-            JobPhase.BEHIND: self._behind,
-            JobPhase.RUNNING: self._running,
-            JobPhase.DELAYED: self._delayed,
-            JobPhase.RETRYING: self._delayed,
-            JobPhase.PARKED: self._parked,
-            JobPhase.DEAD: self._dead_page,
-        }
+        require_positive("limit", limit)
         group = await self.group(required=phase in {JobPhase.WAITING, JobPhase.RUNNING})
-        decoder = JobDecoder(self.keys.stream, "" if group is None else group.name, with_data=with_data)
-        following = await readers[phase](page, decoder, cursor, await self.now_ms())
-        return JobList(tuple(page.jobs), following, page.scanned)
+        decoder = self.decoder("" if group is None else group.name, with_data=with_data)
+        walk = _Walk(decoder, group, where.event, cursor, await self.now_ms())
+        jobs: list[JobReport] = []
+        scanned = 0
+        async with aclosing(self._place(phase)(walk)) as messages:
+            async for position, job in messages:
+                scanned += 1
+                if job is not None and job.phase is phase and where.accepts(job):
+                    jobs.append(job)
+                if len(jobs) >= limit or scanned >= SCAN_LIMIT:
+                    return JobList(tuple(jobs), position, scanned)
+        return JobList(tuple(jobs), None, scanned)
 
     async def groups(self) -> Sequence[Group]:
         """Return the consumer groups of the stream."""
@@ -140,6 +119,14 @@ class JobReader:
             raise ConfigurationError(f"stream {stream!r} has several groups; name one of them: {names}")
         return groups[0] if len(groups) == 1 else None
 
+    def decoder(self, group: str, *, with_data: bool = False) -> JobDecoder:
+        """Return a decoder for the messages of a group; of every group if it is empty."""
+        return JobDecoder(self.keys.stream, group, with_data=with_data)
+
+    async def parked_events(self) -> Sequence[bytes]:
+        """Return the events that have parked messages."""
+        return sorted(await self.send("SMEMBERS", self.keys.parked))
+
     async def now_ms(self) -> int:
         """Return the server's clock."""
         return server_ms(await self.send("TIME"))
@@ -153,107 +140,97 @@ class JobReader:
         script = load_script("conquiet.management", name, name.replace("_", " "))
         return await script.call(self._client, keys, args, stream=self.keys.stream)
 
-    async def _waiting(self, page: _Page, decoder: JobDecoder, cursor: str | None, now_ms: int) -> str | None:
-        group = await self.group()
-        last = "0-0" if group is None else group.last_delivered
-        position = last if cursor is None else max(_entry_id(cursor), last, key=parse_id)
-        while not page.is_full():
-            count = page.step
-            entries = await self.send("XRANGE", self.keys.stream, f"({position}", "+", "COUNT", count)
+    # ------------------------------------------------------------ places
+
+    def _place(self, phase: JobPhase) -> Callable[[_Walk], _Jobs]:
+        return {
+            JobPhase.WAITING: self._waiting,
+            JobPhase.BEHIND: self._behind,
+            JobPhase.RUNNING: self._running,
+            JobPhase.DELAYED: self._delayed,
+            JobPhase.RETRYING: self._delayed,
+            JobPhase.PARKED: self._parked,
+            JobPhase.DEAD: self._dead,
+        }[phase]
+
+    async def _waiting(self, walk: _Walk) -> _Jobs:
+        last = "0-0" if walk.group is None else walk.group.last_delivered
+        position = last if walk.cursor is None else max(_entry_id(walk.cursor), last, key=parse_id)
+        while True:
+            entries = await self.send("XRANGE", self.keys.stream, f"({position}", "+", "COUNT", _STEP)
             for entry_id, fields in entries:
                 position = str(entry_id, "ascii")
-                page.add(decoder.entry(entry_id, fields, now_ms))
-                if page.is_full():
-                    return position
-            if len(entries) < count:
-                return None
-        return position
+                yield position, walk.decoder.entry(entry_id, fields, walk.now_ms)
+            if len(entries) < _STEP:
+                return
 
-    async def _running(self, page: _Page, decoder: JobDecoder, cursor: str | None, now_ms: int) -> str | None:
-        group = await self.group()
-        if group is None:
-            return None
-        position = "-" if cursor is None else f"({_entry_id(cursor)}"
-        while not page.is_full():
-            count = page.step
-            rows = await self.call("job_running", (self.keys.stream,), (group.name, position, count))
+    async def _running(self, walk: _Walk) -> _Jobs:
+        if walk.group is None:
+            return
+        start = "-" if walk.cursor is None else f"({_entry_id(walk.cursor)}"
+        while True:
+            rows = await self.call("job_running", (self.keys.stream,), (walk.group.name, start, _STEP))
             for row in rows:
-                position = f"({row[0].decode()}"
-                page.add(decoder.running(row, now_ms))
-                if page.is_full():
-                    return position[1:]
-            if len(rows) < count:
-                return None
-        return position[1:]
+                position = row[0].decode()
+                start = f"({position}"
+                yield position, walk.decoder.running(row, walk.now_ms)
+            if len(rows) < _STEP:
+                return
 
-    async def _delayed(self, page: _Page, decoder: JobDecoder, cursor: str | None, now_ms: int) -> str | None:
-        score, skip = ("-inf", 0) if cursor is None else _position(cursor)
-        while not page.is_full():
-            count = page.step
-            part = ("LIMIT", skip, count)
-            pairs = scored(await self.send("ZRANGEBYSCORE", self.keys.delayed, score, "+inf", "WITHSCORES", *part))
+    async def _delayed(self, walk: _Walk) -> _Jobs:
+        score, skip = ("-inf", 0) if walk.cursor is None else _position(walk.cursor)
+        while True:
+            words = (score, "+inf", "WITHSCORES", "LIMIT", skip, _STEP)
+            pairs = scored(await self.send("ZRANGEBYSCORE", self.keys.delayed, *words))
             for raw, due in pairs:
                 at = due.decode()
                 score, skip = (at, skip + 1) if at == score else (at, 1)
-                page.add(decoder.delayed(raw, due, now_ms))
-                if page.is_full():
-                    return f"{score}~{skip}"
-            if len(pairs) < count:
-                return None
-        return f"{score}~{skip}"
+                yield f"{score}~{skip}", walk.decoder.delayed(raw, due, walk.now_ms)
+            if len(pairs) < _STEP:
+                return
 
-    async def _parked(self, page: _Page, decoder: JobDecoder, cursor: str | None, now_ms: int) -> str | None:
+    async def _parked(self, walk: _Walk) -> _Jobs:
         events = [event.decode(errors="backslashreplace") for event in await self.parked_events()]
-        number, place = (0, 0) if cursor is None else _two_numbers(cursor)
+        number, place = (0, 0) if walk.cursor is None else _two_numbers(walk.cursor)
+        left = SCAN_LIMIT
         while number < len(events):
-            if page.where.event not in {None, events[number]}:
-                number, place = number + 1, 0
-                continue
-            count = page.step
-            parked = self.keys.parked_event(events[number])
-            members = await self.send("LRANGE", parked, place, place + count - 1)
+            members: Sequence[bytes] = ()
+            count = min(_STEP, left)
+            if walk.event in {None, events[number]}:
+                parked = self.keys.parked_event(events[number])
+                members = await self.send("LRANGE", parked, place, place + count - 1)
             for raw in members:
                 place += 1
-                page.add(decoder.parked(raw, now_ms))
-                if page.is_full():
-                    return f"{number}~{place}"
+                yield f"{number}~{place}", walk.decoder.parked(raw, walk.now_ms)
+            left -= len(members)
             if len(members) < count:
                 number, place = number + 1, 0
-        return None
 
-    async def _behind(self, page: _Page, decoder: JobDecoder, cursor: str | None, now_ms: int) -> str | None:
-        number, place = (0, 0) if cursor is None else _two_numbers(cursor)
-        while not page.is_full():
-            count = page.step
-            names = (self.keys.waiting_keys, self.keys.order)
+    async def _behind(self, walk: _Walk) -> _Jobs:
+        number, place = (0, 0) if walk.cursor is None else _two_numbers(walk.cursor)
+        names = (self.keys.waiting_keys, self.keys.order)
+        left = SCAN_LIMIT
+        while True:
+            count = min(_STEP, left)
             members = await self.call("job_behind", names, (number, place, count))
             if members is None:
-                return None
+                return
             for raw in members:
                 place += 1
-                page.add(decoder.behind(raw, now_ms))
-                if page.is_full():
-                    return f"{number}~{place}"
+                yield f"{number}~{place}", walk.decoder.behind(raw, walk.now_ms)
+            left -= len(members)
             if len(members) < count:
                 number, place = number + 1, 0
-        return f"{number}~{place}"
 
-    async def parked_events(self) -> Sequence[bytes]:
-        """Return the events that have parked messages."""
-        return sorted(await self.send("SMEMBERS", self.keys.parked))
-
-    async def _dead_page(self, page: _Page, decoder: JobDecoder, cursor: str | None, now_ms: int) -> str | None:
-        position = None if cursor is None else _entry_id(cursor)
-        while not page.is_full():
-            found = await self.dead_letters.list(cursor=position, limit=page.step)
+    async def _dead(self, walk: _Walk) -> _Jobs:
+        position = None if walk.cursor is None else _entry_id(walk.cursor)
+        while True:
+            found = await self.dead_letters.list(cursor=position, limit=_STEP)
             for dead in found.items:
-                position = dead.id
-                page.add(decoder.dead(dead, now_ms))
-                if page.is_full():
-                    return position
-            if found.cursor is None:
-                return None
-        return position
+                yield dead.id, walk.decoder.dead(dead, walk.now_ms)
+            position = found.cursor
+            if position is None:
+                return
 
 
 def _entry_id(cursor: str) -> str:

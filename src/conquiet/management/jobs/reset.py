@@ -37,8 +37,8 @@ class ResetReport(Report):
     dry_run: bool = False
 
 
-async def reset(reader: JobReader, *, confirm: str | None, dry_run: bool) -> ResetReport:
-    """Delete the jobs of the reader's stream; see ``JobAdmin.reset``."""
+async def reset(reader: JobReader, *, dry_run: bool) -> ResetReport:
+    """Delete the jobs of the reader's stream; see ``JobAdmin.reset``. The caller has checked the confirmation."""
     keys = reader.keys
     events = [event.decode(errors="backslashreplace") for event in await reader.parked_events()]
     lists = [keys.parked_event(event) for event in events]
@@ -55,10 +55,8 @@ async def reset(reader: JobReader, *, confirm: str | None, dry_run: bool) -> Res
             dead=dead,
             dry_run=True,
         )
-    require_confirmation(keys.stream, confirm)
-    behind = await _empty_key_queues(
-        reader
-    )  # first, or the deletion of an entry would release the next message of its key
+    # First, or the deletion of an entry would release the next message of its key.
+    behind = await _empty_key_queues(reader)
     report = ResetReport(
         stream=keys.stream,
         behind=behind,

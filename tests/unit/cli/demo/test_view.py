@@ -8,7 +8,7 @@ from rich.console import Console
 
 from conquiet.cli.demo.shared_state import DemoWorkerRow, State
 from conquiet.cli.demo.summary import Summary
-from conquiet.cli.demo.view import DemoSnapshot, LiveView, PlainView, WorkerLine
+from conquiet.cli.demo.view import DemoSnapshot, DemoView, LiveView, WorkerLine
 
 
 def a_summary(**changed: Any) -> Summary:
@@ -25,10 +25,10 @@ def a_snapshot(elapsed_s: float = 1.0, handled: int = 5) -> DemoSnapshot:
     return DemoSnapshot(10, elapsed_s, handled, pending=6, waiting=1, recovered=1, workers=(worker, dead))
 
 
-@pytest.mark.parametrize("kind", [PlainView, LiveView])
+@pytest.mark.parametrize("kind", [DemoView, LiveView])
 @pytest.mark.parametrize("balanced", [True, False])
 def test_both_views_show_the_same_facts(
-    kind: type[PlainView | LiveView], monkeypatch: pytest.MonkeyPatch, *, balanced: bool
+    kind: type[DemoView | LiveView], monkeypatch: pytest.MonkeyPatch, *, balanced: bool
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")  # on a dumb terminal rich draws no live display
     screen = io.StringIO()

@@ -7,8 +7,8 @@ from redis import Redis
 
 from conquiet.core import clock as core_clock
 from conquiet.errors import LifecycleError
-from conquiet.management import paced_redis
-from conquiet.management.paced_redis import PacedRedisAdmin
+from conquiet.management import redis_admin
+from conquiet.management.redis_admin import PacedRedisAdmin
 
 
 class Clock:
@@ -26,7 +26,7 @@ class Clock:
 
 def test_commands_are_spread_and_a_pipeline_counts_each(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(paced_redis, "time", clock)
+    monkeypatch.setattr(redis_admin, "time", clock)
     monkeypatch.setattr(core_clock, "time", clock)
     with PacedRedisAdmin(Redis(port=1)) as admin:
         admin.limit(20.0)

@@ -8,8 +8,8 @@ from sqlalchemy.pool import StaticPool
 
 from conquiet.db.session import DbSession
 from conquiet.errors import DbWriteError
-from conquiet.management import outbox as operators
-from conquiet.management.outbox import InboxSize, inbox_size, outbox_backlog, unpark_all
+from conquiet.management import database_view as operators
+from conquiet.management.database_view import DatabaseView, InboxSize
 from conquiet.transactional import Inbox, InboxKey, Outbox, create_tables
 
 
@@ -28,7 +28,7 @@ def add(engine: Engine, *targets: str) -> None:
 
 
 def test_an_empty_inbox_has_no_oldest_row(engine: Engine) -> None:
-    assert inbox_size(engine, "conquiet_inbox") == InboxSize(0, complete=True, oldest_age_s=None)
+    assert DatabaseView(engine).inbox() == InboxSize(0, complete=True, oldest_age_s=None)
 
 
 def test_counting_ends_at_the_limit(engine: Engine) -> None:
@@ -36,18 +36,18 @@ def test_counting_ends_at_the_limit(engine: Engine) -> None:
         for number in range(5):
             Inbox().record(session, InboxKey("s", "g", str(number)))
 
-    size = inbox_size(engine, "conquiet_inbox", most_rows=3)
+    size = DatabaseView(engine).inbox(most_rows=3)
 
     assert (size.rows, size.complete) == (3, False)
     assert size.oldest_age_s is not None
-    assert inbox_size(engine, "conquiet_inbox", most_rows=5).complete
+    assert DatabaseView(engine).inbox(most_rows=5).complete
 
 
 def test_a_missing_inbox_names_the_remedy() -> None:
     engine = create_engine("sqlite://")
 
     with pytest.raises(DbWriteError, match="conquiet db init"):
-        inbox_size(engine, "conquiet_inbox")
+        DatabaseView(engine).inbox()
     engine.dispose()
 
 
@@ -58,7 +58,7 @@ def test_the_oldest_backlog_comes_first(engine: Engine) -> None:
             text("UPDATE conquiet_outbox SET created_at = '2020-01-01' WHERE target = CAST('old' AS BLOB)")
         )
 
-    assert [one.target for one in outbox_backlog(engine, Outbox())] == ["old", "young"]
+    assert [one.target for one in DatabaseView(engine).backlog()] == ["old", "young"]
 
 
 def test_all_pages_of_parked_messages_are_released(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_all_pages_of_parked_messages_are_released(engine: Engine, monkeypatch: 
     with engine.begin() as connection:
         connection.execute(text("UPDATE conquiet_outbox SET parked = 1"))
 
-    assert unpark_all(engine, Outbox(), target="ledger") == 4
+    assert DatabaseView(engine).unpark_all(target="ledger") == 4
     assert {one.target for one in Outbox().parked(engine)} == {"mail"}
-    assert unpark_all(engine, Outbox()) == 4
+    assert DatabaseView(engine).unpark_all() == 4
     assert Outbox().parked(engine) == []
