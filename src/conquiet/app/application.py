@@ -96,14 +96,7 @@ class App(BackgroundWorker, EmittingApp):
             decode=decode,
             tables=tables,
         )
-        emission = Emission(
-            registry.events,
-            self._stream_of,
-            bus=lambda: self._assembly.bus,
-            outbox=lambda: self._assembly.outbox,
-            clock=lambda: self._assembly.clock,
-        )
-        super().__init__(registry, AsyncLifecycle(f"app {name!r}"), stream, emission)
+        super().__init__(registry, AsyncLifecycle(f"app {name!r}"), stream, self._assembly.emission)
         self._concurrency = require_positive("concurrency", concurrency)
         self._wait_s = self._settings.wait_s
         self._workers: WorkerGroup | None = None
@@ -172,11 +165,10 @@ class App(BackgroundWorker, EmittingApp):
         """
         self._life.start()
         try:
-            self._workers = workers = self._assembly.workers(only, self._concurrency, self._emission)
+            self._workers = workers = self._assembly.workers(only, self._concurrency)
             try:
                 wait = ServerWait(self._wait_s, lambda: self._life.is_stopping)
-                # The database first: a missing table is reported without waiting for the brokers.
-                await wait.until_up([*self._assembly.database_checks(), *self._assembly.broker_checks()])
+                await wait.until_up(self._assembly.server_checks())
                 if not self._life.is_stopping:
                     await workers.run()
             except LifecycleError:
@@ -270,9 +262,6 @@ class App(BackgroundWorker, EmittingApp):
         return self.run(), None
 
     # ------------------------------------------------------------ inside
-    def _stream_of(self, event: str) -> str:
-        return self._registry.streams.get(event, self._stream)
-
     def _require_session(self, signature: Signature, what: str) -> None:
         (name,) = (parameter.name for parameter in signature.parameters if parameter.source is Source.SESSION)
         assert signature.session is not None  # noqa: S101 - the caller has checked it

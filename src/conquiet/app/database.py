@@ -19,9 +19,9 @@ from conquiet.core.extras import require_extra
 from conquiet.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
-    from sqlalchemy import URL, Engine
+    from sqlalchemy import URL, Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
     from sqlalchemy.orm import sessionmaker
 
@@ -243,3 +243,24 @@ def with_driver(url: "URL", *, asynchronous: bool) -> "URL":
             return url
         return url.set(drivername=f"{backend}+{_ASYNC_DRIVER[backend]}")
     return url.set(drivername=f"{backend}+{_SYNC_DRIVER[driver]}") if driver in _SYNC_DRIVER else url
+
+
+def require_tables(connection: "Connection", tables: "Collection[str]") -> None:
+    """Raise ``ConfigurationError`` if one of these tables does not exist."""
+    from sqlalchemy import inspect
+
+    from conquiet.db.engine_pool import database_address
+
+    inspector = inspect(connection)
+    missing = [table for table in sorted(tables) if not _has_table(inspector, table)]
+    if missing:
+        what = f"the table {missing[0]} does" if len(missing) == 1 else f"the tables {', '.join(missing)} do"
+        raise ConfigurationError(
+            f"{what} not exist in the app's database ({database_address(connection.engine)}): run "
+            "'conquiet db init module:app' once, or call app.create_tables()"
+        )
+
+
+def _has_table(inspector: Any, table: str) -> bool:
+    schema, _, name = table.rpartition(".")
+    return bool(inspector.has_table(name, schema=schema or None))

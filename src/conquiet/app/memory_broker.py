@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from conquiet.app.bus import Message, new_messages
+from conquiet.app.bus import Message, new_message
 from conquiet.core.json_codec import CodecError
 from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.validation import require_seconds
@@ -143,7 +143,7 @@ class MemoryBroker:
 
     def send_many_sync(self, messages: list[Message]) -> list[str]:
         """See ``Bus``."""
-        return [one.id for one in self._emit(new_messages(messages), messages[0].stream)]
+        return [one.id for one in self._emit(map(new_message, messages), messages[0].stream)]
 
     async def wait_for(self, message: Message, timeout_s: float) -> Any:
         """See ``Bus``. Runs due messages until this one has ended."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from conquiet.app.payloads import is_model
+from conquiet.app.payloads import is_model, type_name
 from conquiet.core.functions import is_coroutine_function, reject_generator_function
 from conquiet.errors import ConfigurationError
 
@@ -198,7 +198,7 @@ def _read(
         return Parameter(name, Source.SESSION, annotation)
     if is_model(annotation):
         return Parameter(name, Source.PAYLOAD, annotation)
-    shown = _shown(annotation)
+    shown = type_name(annotation)
     raise ConfigurationError(
         f"parameter {name!r} of the {what} has no source: {shown} is neither a payload model nor a session. "
         f"Declare it with app.provide({shown}, factory), or make it a field of the payload model"
@@ -220,18 +220,14 @@ def _read_list(
             return Parameter(name, special.get(arguments[0], Source.PAYLOAD), arguments[0])
         raise ConfigurationError(
             f"parameter {name!r} of the {what} is a list, and the function is called for one message: ask for "
-            f"{_shown(arguments[0])}, or make it a batch handler with batch=200"
+            f"{type_name(arguments[0])}, or make it a batch handler with batch=200"
         )
     if lists and is_of_one_message(annotation):
         raise ConfigurationError(
-            f"parameter {name!r} of the {what} is a {_shown(annotation)}, and a batch handler gets those of all its "
-            f"messages: ask for list[{_shown(annotation)}]"
+            f"parameter {name!r} of the {what} is a {type_name(annotation)}, and a batch handler gets those of all its "
+            f"messages: ask for list[{type_name(annotation)}]"
         )
     return None
-
-
-def _shown(annotation: Any) -> str:
-    return getattr(annotation, "__qualname__", None) or str(annotation)
 
 
 def _wrong_colour(what: str, name: str, session: SessionKind, *, is_async: bool) -> str:

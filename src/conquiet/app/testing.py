@@ -19,17 +19,18 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from conquiet.app.application import App
+from conquiet.app.emission import EmitOptions
+from conquiet.app.emitting import WaitOptions
 from conquiet.app.memory_broker import EmittedMessage, MemoryBroker, TestClock, read_fields
 from conquiet.app.memory_leases import MemoryLeases, ending
-from conquiet.app.memory_outbox import ClockedOutbox, MemoryTarget
 from conquiet.app.memory_queues import MemoryQueues
-from conquiet.app.waiting_rows import make_due_now
 from conquiet.core.batch_run import BatchRun
 from conquiet.core.json_codec import CodecError
 from conquiet.core.settlement import RetryLater
+from conquiet.core.signatures import takes_keywords_of
 from conquiet.errors import InfrastructureError, JobCancelledError, MessageInProgressError
 from conquiet.processor.batch_handler_runner import BatchHandlerRunner, runner_of
 from conquiet.processor.dead_letter_record import DeadRecord, describe
@@ -85,36 +86,23 @@ class TestApp:
         """Return what the handler of a job has reported last; None if it has reported nothing."""
         return self._broker.progress.get((self._app.assembly.stream, job_id))
 
+    @takes_keywords_of(App.emit)
     async def emit(
-        self,
-        event: str,
-        payload: Any = None,
-        *,
-        session: Any = None,
-        delay_s: float | None = None,
-        at: datetime | None = None,
-        id: str | None = None,  # noqa: A002 - the word for it
-        key: str | None = None,
+        self, event: str, payload: Any = None, *, session: Any = None, **options: Unpack[EmitOptions]
     ) -> str:
         """Emit as ``App.emit`` does."""
-        return await self._app.emit(event, payload, session=session, delay_s=delay_s, at=at, id=id, key=key)
+        return await self._app.emit(event, payload, session=session, **options)
 
+    @takes_keywords_of(App.emit_and_wait)
     async def emit_and_wait(
-        self,
-        event: str,
-        payload: Any = None,
-        *,
-        returns: Any = None,
-        timeout_s: float = 30.0,
-        id: str | None = None,  # noqa: A002 - the word for it
-        key: str | None = None,
+        self, event: str, payload: Any = None, *, returns: Any = None, **options: Unpack[WaitOptions]
     ) -> Any:
         """Emit as ``App.emit_and_wait`` does. Run due messages and advance the clock until the job has ended.
 
         Retries and other messages that become due meanwhile run at their time. If the job has not ended
         within ``timeout_s`` of the test's clock, ``JobTimeoutError`` is raised without a real wait.
         """
-        return await self._app.emit_and_wait(event, payload, returns=returns, timeout_s=timeout_s, id=id, key=key)
+        return await self._app.emit_and_wait(event, payload, returns=returns, **options)
 
     async def deliver(self, event: str, data: Mapping[str, Any], *, message_id: str) -> None:
         """Deliver a message without checks: of another program, invalid, or a second time."""
@@ -167,7 +155,7 @@ class TestApp:
         assembly = self._app.assembly
         self._app.registry.events.require_complete()
         settings = assembly.processor_settings
-        environment = assembly.environment(self._app.emission, asyncio.get_running_loop())
+        environment = assembly.environment(asyncio.get_running_loop())
         # Handlers run one at a time; a second thread is needed if a plain function waits for the result of another.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="conquiet-test-handler")
         self._broker.wait, self._broker.loop = self._wait, asyncio.get_running_loop()
@@ -188,12 +176,12 @@ class TestApp:
         self._ticks = dict.fromkeys(self._app.registry.schedules, self.clock.now_ms)
         assembly.bus, assembly.clock = self._broker, self.clock
         if assembly.has_database:
-            from conquiet.transactional.outbox import Outbox
+            from conquiet.app.memory_outbox import ClockedOutbox, MemoryTarget, make_due_now
 
             await asyncio.to_thread(self._app.create_tables)
-            engine, table = assembly.database.sync_engine(), assembly.outbox_table
+            engine, table = assembly.database.sync_engine(), assembly.table_names["outbox"]
             self._broker.delays_s |= await asyncio.to_thread(make_due_now, engine, table, assembly.streams)
-            assembly.outbox = ClockedOutbox(Outbox(assembly.outbox_table), self._broker)
+            assembly.outbox = ClockedOutbox(table, self._broker)
             self._relay = assembly.relay(
                 {stream: MemoryTarget(self._broker, self.clock, stream) for stream in assembly.streams}
             )

@@ -26,7 +26,7 @@ from conquiet.processor.emit_requests import (
     with_headers,
 )
 from conquiet.processor.jobs import JobRecorder
-from conquiet.processor.results import Progress, write_progress
+from conquiet.processor.results import JobHandle, Progress, write_progress
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.redis_transport.client import AsyncClient
 from conquiet.redis_transport.replica_wait import ReplicaWait
@@ -123,6 +123,11 @@ class Emitter:
         batch = list(messages)
         with tracing.active.send("redis", self._plans.name(stream), count=len(batch)) as span:
             return await self._send(self._plans.steps(with_headers(batch, span.headers), stream), wait)
+
+    async def emit_job(self, message: NewMessage, *, stream: str | None = None) -> JobHandle:
+        """Emit one message, and return its job, to wait for."""
+        (emitted,) = await self.emit_many((message,), stream=stream)
+        return JobHandle(self._client, emitted.stream, emitted.id)
 
     async def report_progress(self, stream: str, job_id: str, progress: Progress) -> None:
         """Write the progress of a job; see ``JobContext.progress``."""

@@ -84,8 +84,7 @@ class OperatorCalls:
             JobTimeoutError: The job has not ended in time.
         """
         message = NewMessage(event, data, id, max_attempts=max_attempts, key=key, keep_result_s=keep_result_s)
-        emitted = (await self._emitter.emit_many([message], stream=stream))[0]
-        return await JobHandle(self._client, emitted.stream, emitted.id).result(timeout_s=timeout_s)
+        return await (await self._emitter.emit_job(message, stream=stream)).result(timeout_s=timeout_s)
 
     @property
     def jobs(self) -> Jobs:

@@ -4,16 +4,24 @@ See docs/decisions/0051.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Unpack
 
 from conquiet.core import tracing
+from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.validation import require_text
 from conquiet.errors import ConfigurationError
-from conquiet.processor.emit_requests import EmitPlanner, Emitted, NewMessage, require_new_message, with_headers
+from conquiet.processor.emit_requests import (
+    EmitPlanner,
+    Emitted,
+    JobOptions,
+    NewMessage,
+    require_new_message,
+    with_headers,
+)
 from conquiet.processor.emitter import Emitter
 from conquiet.processor.jobs import JobRecorder, record_new
+from conquiet.processor.operator_calls import OperatorCalls
 from conquiet.processor.partition_layout import PartitionLayout, read_layout_sync
 from conquiet.processor.partition_routing import PartitionRouter, RoutedMessages
 from conquiet.processor.partitioned_results import EmittedTo, PartitionedJobHandle, SyncPartitionedJobHandle
@@ -65,6 +73,7 @@ class PartitionedEmitter:
         with tracing.active.send("redis", self._stream, count=len(batch)) as span:
             return await self._emit(with_headers(batch, span.headers), wait)
 
+    @takes_keywords_of(OperatorCalls.emit_and_wait, without="stream")
     async def emit_and_wait(
         self,
         event: str,
@@ -72,17 +81,15 @@ class PartitionedEmitter:
         *,
         timeout_s: float = 30.0,
         keep_result_s: float = 3_600.0,
-        id: str | None = None,  # noqa: A002 - the common name
-        max_attempts: int | None = None,
-        key: str | None = None,
+        **options: Unpack[JobOptions],
     ) -> Any:
         """Emit one message, wait, and return the handler's result; see ``Processor.emit_and_wait``."""
-        message = NewMessage(event, data, id, max_attempts=max_attempts, key=key, keep_result_s=keep_result_s)
+        message = NewMessage(event, data, keep_result_s=keep_result_s, **options)
         return await (await self.emit_job(message)).result(timeout_s=timeout_s)
 
     async def emit_job(self, message: NewMessage) -> PartitionedJobHandle:
         """Emit one message, and return its job, to wait for."""
-        emitted = (await self.emit_many([message]))[0]
+        (emitted,) = await self.emit_many([message])
         place = EmittedTo(emitted.stream, message.key is not None, self._router.layout)
         return PartitionedJobHandle(self._client, self._stream, emitted.id, place)
 
@@ -103,7 +110,7 @@ class PartitionedEmitter:
         return routed.emitted()
 
 
-class SyncPartitionedEmitter:
+class SyncPartitionedEmitter(ClosedAfterUse):
     """Emits to one partitioned stream from plain functions, in any number of threads; see ``SyncEmitter``.
 
     Args:
@@ -135,6 +142,7 @@ class SyncPartitionedEmitter:
         with tracing.active.send("redis", self._stream, count=len(batch)) as span:
             return self._emit(with_headers(batch, span.headers), wait)
 
+    @takes_keywords_of(OperatorCalls.emit_and_wait, without="stream")
     def emit_and_wait(
         self,
         event: str,
@@ -142,20 +150,18 @@ class SyncPartitionedEmitter:
         *,
         timeout_s: float = 30.0,
         keep_result_s: float = 3_600.0,
-        id: str | None = None,  # noqa: A002 - the common name
-        max_attempts: int | None = None,
-        key: str | None = None,
+        **options: Unpack[JobOptions],
     ) -> Any:
         """Emit one message, wait, and return the handler's result; see ``Processor.emit_and_wait``.
 
         The wait blocks the calling thread and holds one connection.
         """
-        message = NewMessage(event, data, id, max_attempts=max_attempts, key=key, keep_result_s=keep_result_s)
+        message = NewMessage(event, data, keep_result_s=keep_result_s, **options)
         return self.emit_job(message).result(timeout_s=timeout_s)
 
     def emit_job(self, message: NewMessage) -> SyncPartitionedJobHandle:
         """Emit one message, and return its job, to wait for."""
-        emitted = self.emit_many([message])[0]
+        (emitted,) = self.emit_many([message])
         place = EmittedTo(emitted.stream, message.key is not None, self._router.layout)
         return SyncPartitionedJobHandle(self._client, self._stream, emitted.id, place)
 
@@ -166,15 +172,6 @@ class SyncPartitionedEmitter:
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the connections."""
-        self.close()
 
     def _emit(self, messages: Sequence[NewMessage], wait: ReplicaWait) -> list[Emitted]:
         routed = RoutedMessages(self._router, self._plans, self._stream, messages)
