@@ -88,32 +88,32 @@ class RedisBus:
     async def send_many(self, messages: list[Message]) -> list[str]:
         """See ``Bus``."""
         emitter, place = self._opened(messages[0].stream)
-        return [one.id for one in await emitter.emit_many(map(new_message, messages), **place)]
+        return [one.id for one in await emitter.emit_many(map(new_message, messages), stream=place)]
 
     def send_many_sync(self, messages: list[Message]) -> list[str]:
         """See ``Bus``."""
         emitter, place = self._opened_sync(messages[0].stream)
-        return [one.id for one in emitter.emit_many(map(new_message, messages), **place)]
+        return [one.id for one in emitter.emit_many(map(new_message, messages), stream=place)]
 
     async def send(self, message: Message) -> str:
         """See ``Bus``."""
         emitter, place = self._opened(message.stream)
-        return (await emitter.emit(message.event, message.data, **place, **message.options)).id
+        return (await emitter.emit(message.event, message.data, stream=place, **message.options)).id
 
     def send_sync(self, message: Message) -> str:
         """See ``Bus``."""
         emitter, place = self._opened_sync(message.stream)
-        return emitter.emit(message.event, message.data, **place, **message.options).id
+        return emitter.emit(message.event, message.data, stream=place, **message.options).id
 
     async def wait_for(self, message: Message, timeout_s: float) -> Any:
         """See ``Bus``."""
         emitter, place = self._opened(message.stream)
-        return await (await emitter.emit_job(new_message(message), **place)).result(timeout_s=timeout_s)
+        return await (await emitter.emit_job(new_message(message), stream=place)).result(timeout_s=timeout_s)
 
     def wait_for_sync(self, message: Message, timeout_s: float) -> Any:
         """See ``Bus``."""
         emitter, place = self._opened_sync(message.stream)
-        return emitter.emit_job(new_message(message), **place).result(timeout_s=timeout_s)
+        return emitter.emit_job(new_message(message), stream=place).result(timeout_s=timeout_s)
 
     async def close(self) -> None:
         """Close connections. The next message opens them again, in this or another event loop."""
@@ -126,8 +126,8 @@ class RedisBus:
             if emitter is not None:
                 emitter.close()
 
-    def _opened(self, stream: str) -> "tuple[Emitter | PartitionedEmitter, dict[str, Any]]":
-        """Return the emitter for a stream, and the keyword that names the stream to it."""
+    def _opened(self, stream: str) -> "tuple[Emitter, str | None]":
+        """Return the emitter for a stream, and the name of the stream for it: None if it has partitions."""
         if self._emitter is None:
             from conquiet.processor.emitter import Emitter
             from conquiet.processor.partitioned_emitter import PartitionedEmitter
@@ -138,10 +138,10 @@ class RedisBus:
                 self._partitions = PartitionedEmitter(self._client, self._stream, self._settings)
             self._emitter = Emitter(self._client, self._stream, self._settings)
         if self._partitions is not None and stream == self._stream:
-            return self._partitions, {}
-        return self._emitter, {"stream": stream}
+            return self._partitions, None
+        return self._emitter, stream
 
-    def _opened_sync(self, stream: str) -> "tuple[SyncEmitter | SyncPartitionedEmitter, dict[str, Any]]":
+    def _opened_sync(self, stream: str) -> "tuple[SyncEmitter, str | None]":
         if self._sync_emitter is None:
             from conquiet.processor.partitioned_emitter import SyncPartitionedEmitter
             from conquiet.processor.sync_emitter import SyncEmitter
@@ -150,8 +150,8 @@ class RedisBus:
                 self._sync_partitions = SyncPartitionedEmitter(self._redis, self._stream, self._settings)
             self._sync_emitter = SyncEmitter(self._redis, self._stream, self._settings)
         if self._sync_partitions is not None and stream == self._stream:
-            return self._sync_partitions, {}
-        return self._sync_emitter, {"stream": stream}
+            return self._sync_partitions, None
+        return self._sync_emitter, stream
 
 
 def new_message(message: Message) -> "NewMessage":

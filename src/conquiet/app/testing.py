@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from conquiet.app.application import App
@@ -26,12 +25,12 @@ from conquiet.app.emission import EmitOptions
 from conquiet.app.emitting import WaitOptions
 from conquiet.app.memory_broker import EmittedMessage, MemoryBroker, TestClock, read_fields
 from conquiet.app.memory_leases import MemoryLeases, ending
-from conquiet.app.memory_queues import MemoryQueues
 from conquiet.core.batch_run import BatchRun
+from conquiet.core.clock import SYSTEM_CLOCK
 from conquiet.core.json_codec import CodecError
 from conquiet.core.settlement import RetryLater
 from conquiet.core.signatures import takes_keywords_of
-from conquiet.errors import InfrastructureError, JobCancelledError, MessageInProgressError
+from conquiet.errors import ConfigurationError, InfrastructureError, JobCancelledError, MessageInProgressError
 from conquiet.processor.batch_handler_runner import BatchHandlerRunner, runner_of
 from conquiet.processor.dead_letter_record import DeadRecord, describe
 from conquiet.processor.envelope import Envelope
@@ -40,6 +39,7 @@ from conquiet.processor.results import CANCELLED, DEAD, SUCCEEDED, Progress, Res
 from conquiet.processor.settings import HandlerSettings
 
 if TYPE_CHECKING:
+    from conquiet.app.memory_queues import MemoryQueues
     from conquiet.processor.handler_runner import HandlerRunner
     from conquiet.runtime.context import MessageContext
     from conquiet.transactional.relay import OutboxRelay
@@ -68,12 +68,12 @@ class TestApp:
     def __init__(self, app: App, *, now: datetime | None = None) -> None:
         self._app = app
         self.clock = TestClock(datetime.now(UTC) if now is None else now)
-        self._queues = MemoryQueues(lambda: self.clock.now_ms, self._executor)
-        self.dead_letters: list[DeadRecord] = self._queues.dead_letters
+        self.dead_letters: list[DeadRecord] = []
         self._broker = MemoryBroker(self.clock, app.assembly.stream, app.assembly.processor_settings)
         self._leases = MemoryLeases(app.assembly.group)
         self._runners: dict[str, HandlerRunner] = {}
         self._ticks: dict[str, int] = {}
+        self._queues: MemoryQueues | None = None
         self._relay: OutboxRelay | None = None
         self._threads: ThreadPoolExecutor | None = None
 
@@ -120,6 +120,9 @@ class TestApp:
         Raises:
             ConfigurationError: The app has no such queue.
         """
+        if self._queues is None or queue not in self._app.registry.queues:
+            known = ", ".join(sorted(self._app.registry.queues)) or "none"
+            raise ConfigurationError(f"the app has no queue {queue!r}; its queues: {known}")
         self._queues.publish(queue, payload, message_id)
 
     async def deliver_fields(self, fields: Mapping[str, str | bytes]) -> None:
@@ -157,7 +160,7 @@ class TestApp:
         settings = assembly.processor_settings
         environment = assembly.environment(asyncio.get_running_loop())
         # Handlers run one at a time; a second thread is needed if a plain function waits for the result of another.
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="conquiet-test-handler")
+        threads = self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="conquiet-test-handler")
         self._broker.wait, self._broker.loop = self._wait, asyncio.get_running_loop()
         for event, function in assembly.functions(environment).items():
             declared = self._app.registry.handlers[event].settings
@@ -170,9 +173,13 @@ class TestApp:
                 rate=declared.rate,
                 batch=declared.batch,
             )
-            self._runners[event] = runner_of(handler, (), self._executor, lambda: False, settings.max_attempts_limit)
-        for name, syncer in assembly.syncers(environment).items():
-            self._queues.add(name, self._app.registry.queues[name], syncer)
+            self._runners[event] = runner_of(handler, (), lambda: threads, lambda: False, settings.max_attempts_limit)
+        if queues := self._app.registry.queues:
+            from conquiet.app.memory_queues import MemoryQueues
+
+            self._queues = MemoryQueues(
+                queues, assembly.syncers(environment), threads, self.dead_letters, lambda: self.clock.now_ms
+            )
         self._ticks = dict.fromkeys(self._app.registry.schedules, self.clock.now_ms)
         assembly.bus, assembly.clock = self._broker, self.clock
         if assembly.has_database:
@@ -187,11 +194,7 @@ class TestApp:
             )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        from conquiet.core.clock import SYSTEM_CLOCK
-
+    async def __aexit__(self, *_: object) -> None:
         assembly = self._app.assembly
         if self._relay is not None:
             self._relay.close()
@@ -206,7 +209,7 @@ class TestApp:
         """Run the next due message and return the number of handler runs; None if nothing is due by ``until_ms``."""
         if self._broker.outbox_used:
             await self._relay_outbox()
-        if self._queues.has_messages:
+        if self._queues is not None and self._queues.has_messages:
             return await self._queues.run_next()
         due_ms = self._next_due_ms()
         if due_ms is None or due_ms > until_ms:
@@ -230,10 +233,6 @@ class TestApp:
         finally:
             self.clock.pass_to(self.clock.now_ms)
         return asked.value(*ended)
-
-    def _executor(self) -> ThreadPoolExecutor:
-        assert self._threads is not None  # noqa: S101 - entered
-        return self._threads
 
     async def _relay_outbox(self) -> None:
         self._broker.outbox_used = False

@@ -31,10 +31,10 @@ def takes_fields_of(settings: type, **defaults: object) -> Callable[[F], F]:
     return lambda function: _show(function, fields)
 
 
-def takes_keywords_of(source: Callable[..., Any], *, without: str = "") -> Callable[[F], F]:
-    """Decorate a function that takes the keywords of ``source`` as ``**options``, except the one named ``without``."""
+def takes_keywords_of(source: Callable[..., Any]) -> Callable[[F], F]:
+    """Decorate a function that passes its ``**options`` on to ``source`` as keywords."""
     parameters = inspect.signature(source).parameters.values()
-    keywords = [each for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY and each.name != without]
+    keywords = [each for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
     return lambda function: _show(function, keywords)
 
 

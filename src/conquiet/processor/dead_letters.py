@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -293,54 +293,48 @@ async def apply_retention(client: AsyncClient, settings: ProcessorSettings, keys
         await DeadLetters(client, keys.stream).trim(max_count=most, max_age_s=age_s)
 
 
+@dataclass(slots=True)
 class _Replay:
     """The rate and counts of one replay."""
 
-    def __init__(
-        self,
-        client: AsyncClient,
-        keys: Keys,
-        *,
-        dry_run: bool,
-        rate_per_s: float | None,
-        group: str | None,
-        on_progress: Callable[[ReplayReport], None] | None,
-    ) -> None:
-        self._client = client
-        self._keys = keys
-        self._dry_run = dry_run
-        self._rate_per_s = rate_per_s
-        self._group = group
-        self._on_progress = on_progress
-        self._began = time.monotonic()
+    client: AsyncClient
+    keys: Keys
+    dry_run: bool
+    rate_per_s: float | None
+    group: str | None
+    on_progress: Callable[[ReplayReport], None] | None
+    began: float = field(default_factory=time.monotonic)
+    taken: int = 0
+    gone: int = 0
+    unreplayable: int = 0
+
+    @property
+    def chunk_size(self) -> int:
         # Ten steps per second are smooth enough, and each is small enough not to block the server.
-        self.chunk_size = _CHUNK if rate_per_s is None else max(1, min(_CHUNK, int(rate_per_s / 10)))
-        self.taken = 0
-        self.gone = 0
-        self.unreplayable = 0
+        return _CHUNK if self.rate_per_s is None else max(1, min(_CHUNK, int(self.rate_per_s / 10)))
 
     async def step(self, chunk: "list[DeadMessage]") -> None:
         if not chunk:
             return
-        if self._rate_per_s is not None and not self._dry_run:
-            due_s = self._began + (self.taken + self.gone) / self._rate_per_s - time.monotonic()
+        if self.rate_per_s is not None and not self.dry_run:
+            due_s = self.began + (self.taken + self.gone) / self.rate_per_s - time.monotonic()
             await asyncio.sleep(max(0.0, due_s))
-        args: list[Arg] = ["1" if self._dry_run else "0"]
+        args: list[Arg] = ["1" if self.dry_run else "0"]
         for dead in chunk:
-            group = self._group or dead.record.group
+            group = self.group or dead.record.group
             # Any nesting depth is accepted: the payload was read one level deeper, inside its record.
             args += (dead.id, group, encode_raw(replayed(dead.record.payload or {}, group=group)))
-        names = (self._keys.stream, self._keys.dead, self._keys.order)
-        answers = await script("replay").call(self._client, names, args, stream=self._keys.stream)
+        names = (self.keys.stream, self.keys.dead, self.keys.order)
+        answers = await script("replay").call(self.client, names, args, stream=self.keys.stream)
         self.taken += answers.count(_TAKEN)
         self.gone += answers.count(_GONE)
         self.unreplayable += answers.count(_NO_GROUP)
-        if self._on_progress is not None and not self._dry_run:
-            self._on_progress(self.report())
+        if self.on_progress is not None and not self.dry_run:
+            self.on_progress(self.report())
 
     def report(self) -> ReplayReport:
         matched = self.taken + self.gone + self.unreplayable
-        return ReplayReport(matched, self.taken, self.gone, self.unreplayable, self._dry_run)
+        return ReplayReport(matched, self.taken, self.gone, self.unreplayable, self.dry_run)
 
 
 def _cause(record: DeadRecord) -> str:

@@ -70,6 +70,22 @@ class MessageOptions(JobOptions, total=False):
     headers: Headers | None
 
 
+class EmitOptions(MessageOptions, total=False):
+    """The keywords of ``Emitter.emit``."""
+
+    stream: str | None
+    debounce: str | None
+    replicas: int | None
+
+
+class WaitOptions(JobOptions, total=False):
+    """The keywords of ``Emitter.emit_and_wait``."""
+
+    stream: str | None
+    timeout_s: float
+    keep_result_s: float
+
+
 class Emitted(NamedTuple):
     """The result of emitting a message.
 

@@ -8,27 +8,24 @@ See docs/decisions/0051.
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from conquiet.core.background import BackgroundWorker
 from conquiet.core.identity import stable_consumer_id
 from conquiet.core.lifecycle import AsyncLifecycle, Status
-from conquiet.core.redaction import printable
+from conquiet.core.log import FactLogger
 from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError, LifecycleError, QueueError
 from conquiet.processor.context import JobContext
-from conquiet.processor.emit_requests import Emitted, NewMessage
-from conquiet.processor.emitter import Emitter
 from conquiet.processor.jobs import JobRecorder
 from conquiet.processor.middleware import Middleware, Next
+from conquiet.processor.operator_calls import EmitCalls
 from conquiet.processor.partition_layout import PartitionLayout
 from conquiet.processor.partition_mover import PartitionMover
 from conquiet.processor.partitioned_emitter import PartitionedEmitter
-from conquiet.processor.partitioned_results import PartitionedJobHandle
 from conquiet.processor.partitioned_stream import PartitionedStream
 from conquiet.processor.partitions import partition_name, require_partitions, require_stream_name
 from conquiet.processor.processor import Processor
@@ -39,7 +36,7 @@ from conquiet.runtime.engine_events import Callback
 from conquiet.runtime.health import NOT_STARTED, EngineHealth
 from conquiet.runtime.settings import RuntimeSettings
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 _REFRESHES = 2
 """Periods of ``refresh_s`` between two reads of the number of partitions."""
@@ -47,7 +44,7 @@ _REFRESHES = 2
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class PartitionedProcessor(BackgroundWorker):
+class PartitionedProcessor(EmitCalls, BackgroundWorker):
     """Runs a handler per event for one stream with many partitions. The guarantees of ``Processor`` apply.
 
     Order by key holds, even while the number of partitions grows.
@@ -183,21 +180,15 @@ class PartitionedProcessor(BackgroundWorker):
                 await self._layout.finish_growth()
         except (QueueError, RedisError, OSError) as error:
             logger.warning(
-                "partitions of stream %s could not be read (%s); read again in %s s",
-                printable(self._stream),
-                type(error).__name__,
-                _REFRESHES * self._settings.refresh_s,
-                extra={"stream": printable(self._stream), "error": type(error).__name__},
+                "partitions of stream %(stream)s could not be read (%(error)s); read again in %(next_try_s)s s",
+                stream=self._stream,
+                error=type(error).__name__,
+                next_try_s=_REFRESHES * self._settings.refresh_s,
             )
             return
         if layout.to_read > self._covered:
-            logger.info(
-                "stream %s has grown from %s to %s partitions",
-                printable(self._stream),
-                self._covered,
-                layout.to_read,
-                extra={"stream": printable(self._stream), "before": self._covered, "partitions": layout.to_read},
-            )
+            facts = {"stream": self._stream, "before": self._covered, "partitions": layout.to_read}
+            logger.info("stream %(stream)s has grown from %(before)s to %(partitions)s partitions", **facts)
             self._cover(layout.to_read)
 
     def _cover(self, count: int) -> None:
@@ -276,27 +267,6 @@ class PartitionedProcessor(BackgroundWorker):
         states = [processor.health() for processor in list(self._running.values())]
         found = next((state for state in states if not state.ready), states[0]) if states else NOT_STARTED
         return replace(found, status=self._lifecycle.status, handled=sum(state.handled for state in states))
-
-    @takes_keywords_of(Emitter.emit)
-    async def emit(self, event: str, data: Mapping[str, Any] | None = None, **options: Any) -> Emitted:
-        """Emit one message to the partition of its key, or round-robin; see ``PartitionedEmitter``."""
-        return await self._emitter.emit(event, data, **options)
-
-    async def emit_many(self, messages: Iterable[NewMessage], *, replicas: int | None = None) -> list[Emitted]:
-        """Emit many messages; see ``PartitionedEmitter``."""
-        return await self._emitter.emit_many(messages, replicas=replicas)
-
-    @takes_keywords_of(PartitionedEmitter.emit_and_wait)
-    async def emit_and_wait(self, event: str, data: Mapping[str, Any] | None = None, **options: Any) -> Any:
-        """Emit one message, wait through all its attempts, and return the handler's result, from any partition.
-
-        Options and errors as for ``Processor.emit_and_wait``, without ``stream``.
-        """
-        return await self._emitter.emit_and_wait(event, data, **options)
-
-    def job(self, job_id: str) -> PartitionedJobHandle:
-        """Return the handle of a job, to wait for its result or read its progress. Sends nothing."""
-        return self._emitter.job(job_id)
 
     @property
     def as_stream(self) -> PartitionedStream:

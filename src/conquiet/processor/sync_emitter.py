@@ -14,14 +14,12 @@ from conquiet.processor.emit_requests import (
     JobOptions,
     MessageOptions,
     NewMessage,
-    ScriptCall,
     new_states,
     parse_reply,
     with_headers,
 )
 from conquiet.processor.emitter import Emitter
 from conquiet.processor.jobs import record_new
-from conquiet.processor.operator_calls import OperatorCalls
 from conquiet.processor.results import SyncJobHandle
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.redis_transport.client import AnyRedis, clone_sync
@@ -60,11 +58,11 @@ class SyncEmitter(ClosedAfterUse):
         wait = self._settings.replica_wait(replicas)
         message = NewMessage(event, data, **options)
         if tracing.active is None:
-            return self._send(self._plans.steps((message,), stream, debounce=debounce), wait)[0]
+            return self._emit((message,), stream, wait, debounce)[0]
         name = self._plans.name(stream)
         with tracing.active.send("redis", name, event=event, message_id=message.id, headers=message.headers) as span:
             message = replace(message, headers=span.headers)
-            return self._send(self._plans.steps((message,), stream, debounce=debounce), wait)[0]
+            return self._emit((message,), stream, wait, debounce)[0]
 
     def emit_many(
         self, messages: Iterable[NewMessage], *, stream: str | None = None, replicas: int | None = None
@@ -72,12 +70,12 @@ class SyncEmitter(ClosedAfterUse):
         """Emit many messages, atomically per chunk; see ``Emitter.emit_many``."""
         wait = self._settings.replica_wait(replicas)
         if tracing.active is None:
-            return self._send(self._plans.steps(messages, stream), wait)
+            return self._emit(messages, stream, wait)
         batch = list(messages)
         with tracing.active.send("redis", self._plans.name(stream), count=len(batch)) as span:
-            return self._send(self._plans.steps(with_headers(batch, span.headers), stream), wait)
+            return self._emit(with_headers(batch, span.headers), stream, wait)
 
-    @takes_keywords_of(OperatorCalls.emit_and_wait)
+    @takes_keywords_of(Emitter.emit_and_wait)
     def emit_and_wait(
         self,
         event: str,
@@ -88,7 +86,7 @@ class SyncEmitter(ClosedAfterUse):
         stream: str | None = None,
         **options: Unpack[JobOptions],
     ) -> Any:
-        """Emit one message, wait, and return the handler's result; see ``Processor.emit_and_wait``.
+        """Emit one message, wait, and return the handler's result; see ``Emitter.emit_and_wait``.
 
         The wait blocks the calling thread and holds one connection.
         """
@@ -108,9 +106,11 @@ class SyncEmitter(ClosedAfterUse):
         """Close the connections."""
         self._client.close()
 
-    def _send(self, steps: Iterable[ScriptCall], wait: ReplicaWait) -> list[Emitted]:
+    def _emit(
+        self, messages: Iterable[NewMessage], stream: str | None, wait: ReplicaWait, debounce: str | None = None
+    ) -> list[Emitted]:
         emitted: list[Emitted] = []
-        for step in steps:
+        for step in self._plans.steps(messages, stream, debounce=debounce):
             sent = parse_reply(step, step.send_sync(self._client, wait))
             if self._settings.job_ttl_s is not None:
                 record_new(self._client, step.keys, new_states(step, sent), ttl_s=self._settings.job_ttl_s)
