@@ -36,12 +36,12 @@ class BatchInvocation(Invocation):
     def _for_processor(
         self, work: Callable[[list[Run]], Any], resources: tuple[type, ...]
     ) -> Callable[[list[Any]], Any]:
-        admitted = self._admission(self._decoder())
+        decode = self._decoder()
 
         if self._signature.is_async:
 
             async def handle_async(contexts: list[Any]) -> list[Outcome] | None:
-                runs, outcomes = admitted(contexts)
+                runs, outcomes = self._admitted(contexts, decode)
                 if runs:
                     async with self._environment.resources.open(resources) as made:
                         return _joined(outcomes, await work(_with(made, runs)))
@@ -50,7 +50,7 @@ class BatchInvocation(Invocation):
             return like(work, handle_async)
 
         def handle(contexts: list[Any]) -> list[Outcome] | None:
-            runs, outcomes = admitted(contexts)
+            runs, outcomes = self._admitted(contexts, decode)
             if runs:
                 with ResourcesOnLoop(self._environment, resources) as made:
                     return _joined(outcomes, work(_with(made, runs)))
@@ -61,13 +61,12 @@ class BatchInvocation(Invocation):
     def for_rabbit_batch(self) -> Callable[[list[Any]], Any]:
         """Return the batch syncer to give to a ``RabbitConsumer``."""
         work, resources = self._work(self._batch_caller(), "for_rabbit_batch"), self._signature.resources
-        admitted = self._admission(self._payload_of_message)
         results = RabbitBatchResults(self._refused)
 
         if self._signature.is_async:
 
             async def syncer_async(messages: list[Any]) -> object:
-                runs, outcomes = admitted(messages)
+                runs, outcomes = self._admitted(messages, self._message_payload)
                 try:
                     if runs:
                         async with self._environment.resources.open(resources) as made:
@@ -80,7 +79,7 @@ class BatchInvocation(Invocation):
             return like(work, syncer_async)
 
         def syncer(messages: list[Any]) -> object:
-            runs, outcomes = admitted(messages)
+            runs, outcomes = self._admitted(messages, self._message_payload)
             try:
                 if runs:
                     with ResourcesOnLoop(self._environment, resources) as made, results.deliveries_of(outcomes):
@@ -92,25 +91,18 @@ class BatchInvocation(Invocation):
         return like(work, syncer)
 
     # ------------------------------------------------------------ inside
-    def _payload_of_message(self, message: Any) -> Any:
-        return None if self._signature.payload is None else self._event.decode(message)
-
-    def _admission(self, decoded: Callable[[Any], Any]) -> Callable[[list[Any]], tuple[list[Run], list[Outcome]]]:
-        """Return the function that decodes payloads: it returns a run per valid payload, and an outcome per message."""
-
-        def admitted(contexts: list[Any]) -> tuple[list[Run], list[Outcome]]:
-            runs: list[Run] = []
-            outcomes: list[Outcome] = []
-            for ctx in contexts:
-                try:
-                    runs.append(Run(ctx, decoded(ctx)))
-                except Exception as error:  # noqa: BLE001 - a model may raise anything
-                    outcomes.append(error)
-                else:
-                    outcomes.append(None)
-            return runs, outcomes
-
-        return admitted
+    def _admitted(self, messages: list[Any], decode: Callable[[Any], Any]) -> tuple[list[Run], list[Outcome]]:
+        """Decode payloads. Return a run per valid payload, and an outcome per message."""
+        runs: list[Run] = []
+        outcomes: list[Outcome] = []
+        for message in messages:
+            try:
+                runs.append(Run(message, decode(message)))
+            except Exception as error:  # noqa: BLE001 - a model may raise anything
+                outcomes.append(error)
+            else:
+                outcomes.append(None)
+        return runs, outcomes
 
     def _batch_caller(self) -> Callable[..., Any]:
         return self._call_batch_async if self._signature.is_async else self._call_batch

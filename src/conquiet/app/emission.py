@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from conquiet.app.assembly import Assembly
 
 
-class JobOptions(TypedDict, total=False):
+class AppMessageOptions(TypedDict, total=False):
     """Options of every message. ``App.emit`` describes them."""
 
     id: str | None
@@ -27,14 +27,14 @@ class JobOptions(TypedDict, total=False):
     headers: Headers | None
 
 
-class EmitOptions(JobOptions, total=False):
+class AppEmitOptions(AppMessageOptions, total=False):
     """Options of a message that is not waited for."""
 
     delay_s: float | None
     at: datetime | None
 
 
-_OPTIONS: Final = EmitOptions.__optional_keys__ | {"keep_result_s"}
+_OPTIONS: Final = AppEmitOptions.__optional_keys__ | {"keep_result_s"}
 
 
 class Emission:
@@ -50,7 +50,7 @@ class Emission:
         self._events = events
         self._assembly = assembly
 
-    async def emit(self, session: Any, event: str, payload: Any, options: EmitOptions) -> str:
+    async def emit(self, session: Any, event: str, payload: Any, options: AppEmitOptions) -> str:
         """Emit from a coroutine; ``session`` is an asynchronous one, or None."""
         message = self._message(event, payload, options)
         if session is None:
@@ -59,7 +59,7 @@ class Emission:
         row = self._row(message, session, in_coroutine=True)
         return await self._assembly.outbox.add_async(session, message.stream, message.data, key, headers=headers, **row)
 
-    def emit_sync(self, session: Any, event: str, payload: Any, options: EmitOptions) -> str:
+    def emit_sync(self, session: Any, event: str, payload: Any, options: AppEmitOptions) -> str:
         """Emit from a plain function; ``session`` is a synchronous one, or None."""
         message = self._message(event, payload, options)
         if session is None:
@@ -68,7 +68,7 @@ class Emission:
         row = self._row(message, session, in_coroutine=False)
         return self._assembly.outbox.add(session, message.stream, message.data, key, headers=headers, **row)
 
-    async def emit_many(self, session: Any, event: str, payloads: Iterable[Any], options: EmitOptions) -> list[str]:
+    async def emit_many(self, session: Any, event: str, payloads: Iterable[Any], options: AppEmitOptions) -> list[str]:
         """Emit many messages of one event from a coroutine; ``session`` is an asynchronous one, or None."""
         messages = [self._message(event, payload, options) for payload in payloads]
         if not messages:
@@ -79,7 +79,7 @@ class Emission:
         data = [message.data for message in messages]
         return await self._assembly.outbox.add_many_async(session, messages[0].stream, data, **row)
 
-    def emit_many_sync(self, session: Any, event: str, payloads: Iterable[Any], options: EmitOptions) -> list[str]:
+    def emit_many_sync(self, session: Any, event: str, payloads: Iterable[Any], options: AppEmitOptions) -> list[str]:
         """Emit many messages of one event from a plain function; ``session`` is a synchronous one, or None."""
         messages = [self._message(event, payload, options) for payload in payloads]
         if not messages:
@@ -173,7 +173,7 @@ class Emit:
             ConfigurationError: The event is unknown, or an argument is wrong. Nothing was sent.
             PayloadError: The payload does not fit the event's model. Nothing was sent.
         """
-        options = EmitOptions(delay_s=delay_s, at=at, id=id, key=key, headers=headers)
+        options = AppEmitOptions(delay_s=delay_s, at=at, id=id, key=key, headers=headers)
         return await self._emission.emit(self._session, event, payload, options)
 
     async def many(
@@ -187,7 +187,7 @@ class Emit:
             delay_s: Seconds until they are due.
             at: The moment they are due, with a time zone.
         """
-        return await self._emission.emit_many(self._session, event, payloads, EmitOptions(delay_s=delay_s, at=at))
+        return await self._emission.emit_many(self._session, event, payloads, AppEmitOptions(delay_s=delay_s, at=at))
 
 
 class SyncEmit:
@@ -200,7 +200,7 @@ class SyncEmit:
         self._session = session
 
     @takes_keywords_of(Emit.__call__)
-    def __call__(self, event: str, payload: Any = None, **options: Unpack[EmitOptions]) -> str:
+    def __call__(self, event: str, payload: Any = None, **options: Unpack[AppEmitOptions]) -> str:
         """Emit a message and return its id; see ``Emit``."""
         return self._emission.emit_sync(self._session, event, payload, options)
 
@@ -208,4 +208,4 @@ class SyncEmit:
         self, event: str, payloads: Iterable[Any], *, delay_s: float | None = None, at: datetime | None = None
     ) -> list[str]:
         """Emit a message for each payload and return their ids; see ``Emit.many``."""
-        return self._emission.emit_many_sync(self._session, event, payloads, EmitOptions(delay_s=delay_s, at=at))
+        return self._emission.emit_many_sync(self._session, event, payloads, AppEmitOptions(delay_s=delay_s, at=at))

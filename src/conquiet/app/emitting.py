@@ -14,10 +14,8 @@ from datetime import datetime
 from typing import Any, TypeVar, Unpack, overload
 
 from conquiet.app.declarations import Declarations
-from conquiet.app.emission import Emission, EmitOptions, JobOptions
+from conquiet.app.emission import AppEmitOptions, AppMessageOptions, Emission
 from conquiet.app.payloads import ResultType, return_type
-from conquiet.app.registry import Registry
-from conquiet.core.lifecycle import AsyncLifecycle
 from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.tracing import Headers
 from conquiet.core.validation import require_seconds
@@ -26,7 +24,7 @@ from conquiet.errors import ConfigurationError
 T = TypeVar("T")
 
 
-class WaitOptions(JobOptions, total=False):
+class AppWaitOptions(AppMessageOptions, total=False):
     """Options of a message that is waited for. ``App.emit_and_wait`` describes them."""
 
     timeout_s: float
@@ -34,18 +32,9 @@ class WaitOptions(JobOptions, total=False):
 
 
 class EmittingApp(Declarations):
-    """The part of ``App`` that emits messages.
+    """The part of ``App`` that emits messages."""
 
-    Args:
-        registry: Keeps the declarations.
-        life: The lifecycle of the app.
-        stream: The app's stream.
-        emission: Sends messages.
-    """
-
-    def __init__(self, registry: Registry, life: AsyncLifecycle, stream: str, emission: Emission) -> None:
-        super().__init__(registry, life, stream)
-        self._emission = emission
+    emission: Emission
 
     async def emit(
         self,
@@ -77,22 +66,24 @@ class EmittingApp(Declarations):
             PayloadError: The payload does not fit the event's model. Nothing was sent.
             QueueError: Redis refused, or did not reply.
         """
-        options = EmitOptions(delay_s=delay_s, at=at, id=id, key=key, headers=headers)
-        return await self._emission.emit(session, event, payload, options)
+        options = AppEmitOptions(delay_s=delay_s, at=at, id=id, key=key, headers=headers)
+        return await self.emission.emit(session, event, payload, options)
 
     @takes_keywords_of(emit)
-    def emit_sync(self, event: str, payload: Any = None, *, session: Any = None, **options: Unpack[EmitOptions]) -> str:
+    def emit_sync(
+        self, event: str, payload: Any = None, *, session: Any = None, **options: Unpack[AppEmitOptions]
+    ) -> str:
         """Do what ``emit`` does, from a plain function: with a ``Session``, ``Connection`` or ``DbSession``."""
-        return self._emission.emit_sync(session, event, payload, options)
+        return self.emission.emit_sync(session, event, payload, options)
 
     @overload
     async def emit_and_wait(
-        self, event: str, payload: Any = None, *, returns: type[T], **options: Unpack[WaitOptions]
+        self, event: str, payload: Any = None, *, returns: type[T], **options: Unpack[AppWaitOptions]
     ) -> T: ...
 
     @overload
     async def emit_and_wait(
-        self, event: str, payload: Any = None, *, returns: None = None, **options: Unpack[WaitOptions]
+        self, event: str, payload: Any = None, *, returns: None = None, **options: Unpack[AppWaitOptions]
     ) -> Any: ...
 
     async def emit_and_wait(
@@ -132,17 +123,17 @@ class EmittingApp(Declarations):
             QueueError: Redis refused, or did not reply.
         """
         convert = self._conversion(event, returns)
-        options = _kept(JobOptions(id=id, key=key, headers=headers), keep_result_s)
-        return convert(await self._emission.emit_and_wait(event, payload, _limit(timeout_s), options))
+        options = _kept(AppMessageOptions(id=id, key=key, headers=headers), keep_result_s)
+        return convert(await self.emission.emit_and_wait(event, payload, _limit(timeout_s), options))
 
     @overload
     def emit_and_wait_sync(
-        self, event: str, payload: Any = None, *, returns: type[T], **options: Unpack[WaitOptions]
+        self, event: str, payload: Any = None, *, returns: type[T], **options: Unpack[AppWaitOptions]
     ) -> T: ...
 
     @overload
     def emit_and_wait_sync(
-        self, event: str, payload: Any = None, *, returns: None = None, **options: Unpack[WaitOptions]
+        self, event: str, payload: Any = None, *, returns: None = None, **options: Unpack[AppWaitOptions]
     ) -> Any: ...
 
     @takes_keywords_of(emit_and_wait)
@@ -154,17 +145,17 @@ class EmittingApp(Declarations):
         returns: Any = None,
         timeout_s: float = 30.0,
         keep_result_s: float = 3_600.0,
-        **options: Unpack[JobOptions],
+        **options: Unpack[AppMessageOptions],
     ) -> Any:
         """Do what ``emit_and_wait`` does, from a plain function. The calling thread waits."""
         convert = self._conversion(event, returns)
         kept = _kept(options, keep_result_s)
-        return convert(self._emission.emit_and_wait_sync(event, payload, _limit(timeout_s), kept))
+        return convert(self.emission.emit_and_wait_sync(event, payload, _limit(timeout_s), kept))
 
     def _conversion(self, event: str, returns: Any) -> Callable[[Any], Any]:
         if returns is not None:
             return ResultType(event, returns).convert
-        handler = self._registry.handlers.get(event)
+        handler = self.registry.handlers.get(event)
         kind = None if handler is None else return_type(handler.function)
         if kind is None:
             return _as_it_is
@@ -178,7 +169,7 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _kept(options: JobOptions, keep_result_s: float) -> dict[str, Any]:
+def _kept(options: AppMessageOptions, keep_result_s: float) -> dict[str, Any]:
     return {**options, "keep_result_s": require_seconds("keep_result_s", keep_result_s)}
 
 

@@ -223,7 +223,7 @@ class Invocation:
 
             async def syncer_async(message: Any) -> bool:
                 try:
-                    run = Run(message, None if self._signature.payload is None else self._event.decode(message))
+                    run = Run(message, self._message_payload(message))
                     async with self._environment.resources.open(self._signature.resources) as run.made:
                         return await work(run) is not False
                 except Exception as error:  # noqa: BLE001 - a handler may raise anything
@@ -233,13 +233,16 @@ class Invocation:
 
         def syncer(message: Any) -> bool:
             try:
-                run = Run(message, None if self._signature.payload is None else self._event.decode(message))
+                run = Run(message, self._message_payload(message))
                 with ResourcesOnLoop(self._environment, self._signature.resources) as run.made:
                     return work(run) is not False
             except Exception as error:  # noqa: BLE001 - the same
                 return self._refused(error)
 
         return like(work, syncer)
+
+    def _message_payload(self, message: Any) -> Any:
+        return None if self._signature.payload is None else self._event.decode(message)
 
     def _refused(self, error: Exception) -> bool:
         from conquiet.rabbit.syncer import DeadLetterNow, Requeue

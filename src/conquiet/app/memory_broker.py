@@ -109,7 +109,7 @@ class MemoryBroker:
         self._debounced: dict[str, Envelope] = {}
         self._lock = threading.Lock()
         self._lines: dict[tuple[str, str], list[Envelope]] = {}
-        """The message of each key that has its turn, and those that wait behind it, by stream and key."""
+        """Messages of each key by stream and key: first the message that has its turn, then the waiting messages."""
         self._kept: set[int] = set()
         self.emitted: list[EmittedMessage] = []
         self.delays_s: dict[str, float] = {}

@@ -40,11 +40,6 @@ class MemoryRabbitDelivery:
     redelivered: bool = False
     attempt: int = 1
 
-    @property
-    def facts(self) -> DeliveryFacts:
-        """The facts for the settle policy; a queue in memory counts deliveries."""
-        return DeliveryFacts(self.redelivered, self.attempt - 1)
-
 
 @dataclass(slots=True)
 class _Queue:
@@ -144,7 +139,8 @@ class MemoryQueues:
             raise interrupted
 
     def _settle(self, delivery: MemoryRabbitDelivery, verdict: Verdict, queue: _Queue) -> None:
-        match decide(verdict, delivery.facts, queue.settings.policy):
+        facts = DeliveryFacts(delivery.redelivered, delivery.attempt - 1)  # a queue in memory counts deliveries
+        match decide(verdict, facts, queue.settings.policy):
             case Disposition.ACK | Disposition.DROP:
                 pass
             case Disposition.REQUEUE:

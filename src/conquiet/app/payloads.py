@@ -36,6 +36,9 @@ class PayloadModel:
         event: The event of the payload, for errors.
         model: The annotation.
 
+    Attributes:
+        is_plain: True if the payload is passed as the JSON object.
+
     Raises:
         ConfigurationError: The model cannot be built from a JSON object, or holds a type that JSON cannot carry.
     """
@@ -43,9 +46,9 @@ class PayloadModel:
     def __init__(self, event: str, model: Any) -> None:
         self._event = event
         self._model = model
-        self._is_plain = model is dict or get_origin(model) in {dict, Mapping}
+        self.is_plain = model is dict or get_origin(model) in {dict, Mapping}
         self._is_pydantic = isinstance(model, type) and is_pydantic(model)
-        if not self._is_plain and not self._is_pydantic:
+        if not self.is_plain and not self._is_pydantic:
             try:
                 msgspec.json.schema(model)
             except (TypeError, RecursionError) as error:
@@ -61,7 +64,7 @@ class PayloadModel:
         It raises ``PayloadError`` if a field is missing or has another type; the text names it. A closure for each kind
         of model: it is called for each message, and choosing in it would cost as much as a small struct.
         """
-        if self._is_plain:
+        if self.is_plain:
             return _unchanged
         if self._is_pydantic:
             return self._validator()
@@ -75,11 +78,6 @@ class PayloadModel:
 
         return decode
 
-    @property
-    def is_plain(self) -> bool:
-        """True if the payload is passed as the JSON object."""
-        return self._is_plain
-
     def encode(self, value: Any) -> dict[str, Any]:
         """Return the JSON object of a model's object, or of a mapping that fits the model.
 
@@ -89,7 +87,7 @@ class PayloadModel:
         if isinstance(value, Mapping):
             self.decode(value)
             return dict(value)
-        if self._is_plain or not _is_instance(value, self._model):
+        if self.is_plain or not _is_instance(value, self._model):
             raise PayloadError(
                 f"event {self._event!r} carries {type_name(self._model)}, got an object of type "
                 f"{type(value).__qualname__}"

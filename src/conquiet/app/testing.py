@@ -21,8 +21,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from conquiet.app.application import App
-from conquiet.app.emission import EmitOptions
-from conquiet.app.emitting import WaitOptions
+from conquiet.app.emission import AppEmitOptions
+from conquiet.app.emitting import AppWaitOptions
 from conquiet.app.memory_broker import EmittedMessage, MemoryBroker, TestClock, read_fields
 from conquiet.app.memory_leases import MemoryLeases, ending
 from conquiet.core.batch_run import BatchRun
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from conquiet.app.memory_queues import MemoryQueues
     from conquiet.processor.handler_runner import HandlerRunner
     from conquiet.runtime.context import MessageContext
+    from conquiet.scheduler.entries import ScheduleEntry
+    from conquiet.scheduler.misfires import FirePlan
     from conquiet.transactional.relay import OutboxRelay
 
 _MS = 1_000
@@ -60,6 +62,8 @@ class TestApp:
 
     Attributes:
         clock: The test clock.
+        emitted: Messages sent so far, including messages of schedules, and of transactions that ``drain()`` has
+            relayed.
         dead_letters: Dead-lettered messages, oldest first; for a queue the event is the name of the queue.
     """
 
@@ -70,6 +74,7 @@ class TestApp:
         self.clock = TestClock(datetime.now(UTC) if now is None else now)
         self.dead_letters: list[DeadRecord] = []
         self._broker = MemoryBroker(self.clock, app.assembly.stream, app.assembly.processor_settings)
+        self.emitted: list[EmittedMessage] = self._broker.emitted
         self._leases = MemoryLeases(app.assembly.group)
         self._runners: dict[str, HandlerRunner] = {}
         self._ticks: dict[str, int] = {}
@@ -77,25 +82,20 @@ class TestApp:
         self._relay: OutboxRelay | None = None
         self._threads: ThreadPoolExecutor | None = None
 
-    @property
-    def emitted(self) -> list[EmittedMessage]:
-        """Messages sent so far, including messages of schedules, and of transactions that ``drain()`` has relayed."""
-        return self._broker.emitted
-
     def progress(self, job_id: str) -> Progress | None:
         """Return what the handler of a job has reported last; None if it has reported nothing."""
         return self._broker.progress.get((self._app.assembly.stream, job_id))
 
     @takes_keywords_of(App.emit)
     async def emit(
-        self, event: str, payload: Any = None, *, session: Any = None, **options: Unpack[EmitOptions]
+        self, event: str, payload: Any = None, *, session: Any = None, **options: Unpack[AppEmitOptions]
     ) -> str:
         """Emit as ``App.emit`` does."""
         return await self._app.emit(event, payload, session=session, **options)
 
     @takes_keywords_of(App.emit_and_wait)
     async def emit_and_wait(
-        self, event: str, payload: Any = None, *, returns: Any = None, **options: Unpack[WaitOptions]
+        self, event: str, payload: Any = None, *, returns: Any = None, **options: Unpack[AppWaitOptions]
     ) -> Any:
         """Emit as ``App.emit_and_wait`` does. Run due messages and advance the clock until the job has ended.
 
@@ -240,26 +240,22 @@ class TestApp:
             await asyncio.to_thread(self._relay.drain)
 
     def _next_due_ms(self) -> int | None:
-        times = [self._broker.next_due_ms()]
-        if not self._app.registry.schedules:  # an app without schedules needs no extra "scheduler"
-            return times[0]
-        from conquiet.scheduler.misfires import plan_fires
-
-        for name, entry in self._app.registry.schedules.items():
-            times.append(plan_fires(entry, self._ticks[name], self._ticks[name]).wake_at)
-        return min((due for due in times if due is not None), default=None)
+        schedules = self._app.registry.schedules.values()
+        times = [self._planned(entry, self._ticks[entry.name]).wake_at for entry in schedules]
+        return min((due for due in (self._broker.next_due_ms(), *times) if due is not None), default=None)
 
     def _fire_schedules(self) -> None:
-        if not self._app.registry.schedules:
-            return
-        from conquiet.scheduler.misfires import plan_fires
-
-        for name, entry in self._app.registry.schedules.items():
-            plan = plan_fires(entry, self._ticks[name], self.clock.now_ms)
-            self._ticks[name] = plan.decided
+        for entry in self._app.registry.schedules.values():
+            plan = self._planned(entry, self.clock.now_ms)
+            self._ticks[entry.name] = plan.decided
             for due_ms in plan.fire:
                 envelope = Envelope(event=entry.event, id=entry.fire_id(due_ms), data=dict(entry.data))
                 self._broker.publish_at(self.clock.now_ms, entry.stream, envelope)
+
+    def _planned(self, entry: "ScheduleEntry", now_ms: int) -> "FirePlan":
+        from conquiet.scheduler.misfires import plan_fires  # an app without schedules needs no extra "scheduler"
+
+        return plan_fires(entry, self._ticks[entry.name], now_ms)
 
     async def _run_next(self) -> int:
         """Run the message that is due first, unless another message of its key is in progress."""

@@ -54,7 +54,7 @@ class NewMessage:
     headers: Headers | None = None
 
 
-class JobOptions(TypedDict, total=False):
+class JobEmitOptions(TypedDict, total=False):
     """Options of every message. ``Emitter.emit`` describes them."""
 
     id: str | None
@@ -62,7 +62,7 @@ class JobOptions(TypedDict, total=False):
     key: str | None
 
 
-class MessageOptions(JobOptions, total=False):
+class MessageOptions(JobEmitOptions, total=False):
     """Options of a message that is not waited for."""
 
     delay_s: float | None
@@ -78,7 +78,7 @@ class EmitOptions(MessageOptions, total=False):
     replicas: int | None
 
 
-class WaitOptions(JobOptions, total=False):
+class WaitOptions(JobEmitOptions, total=False):
     """The keywords of ``Emitter.emit_and_wait``."""
 
     stream: str | None

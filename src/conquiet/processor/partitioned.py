@@ -59,6 +59,10 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
         consumer_id: Name of this consumer in it. Default: derived from host name and process id.
         settings: The processor's settings.
         runtime: The engine's settings.
+
+    Attributes:
+        name: Name of the worker: its consumer id.
+        partitions: Number of partitions that this processor reads.
     """
 
     def __init__(
@@ -75,13 +79,14 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
     ) -> None:
         self._redis = redis
         self._stream = require_stream_name(stream)
-        self._partitions = require_partitions(partitions)
+        self._least = require_partitions(partitions)
         self._concurrency = require_positive("concurrency", concurrency)
         self._settings = ProcessorSettings() if settings is None else settings
+        self.name = stable_consumer_id() if consumer_id is None else require_text("consumer_id", consumer_id)
         self._options: dict[str, Any] = {
             "concurrency": concurrency,
             "group": require_text("group", group),
-            "consumer_id": stable_consumer_id() if consumer_id is None else require_text("consumer_id", consumer_id),
+            "consumer_id": self.name,
             "settings": self._settings,
             "runtime": runtime,
         }
@@ -94,7 +99,7 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
         self._callbacks: list[tuple[str, Callback]] = []
         self._slots = asyncio.Semaphore(self._concurrency)
         self._running: dict[asyncio.Task[Any], Processor] = {}
-        self._covered = 0
+        self.partitions = 0
         self._has_batches = False
         self._lifecycle = AsyncLifecycle("this PartitionedProcessor")
         self._ready = asyncio.Event()
@@ -162,8 +167,8 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
     async def _read_partitions(self) -> None:
         """Start the processors, and check for growth until one of them ends. A stop cancels this."""
         layout = await self._layout.read()
-        if layout.to_read < self._partitions:
-            layout = await self._layout.grow(self._partitions)
+        if layout.to_read < self._least:
+            layout = await self._layout.grow(self._least)
         self._cover(layout.to_read)
         self._ready.set()
         period_s = _REFRESHES * self._settings.refresh_s
@@ -186,14 +191,14 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
                 next_try_s=_REFRESHES * self._settings.refresh_s,
             )
             return
-        if layout.to_read > self._covered:
-            facts = {"stream": self._stream, "before": self._covered, "partitions": layout.to_read}
+        if layout.to_read > self.partitions:
+            facts = {"stream": self._stream, "before": self.partitions, "partitions": layout.to_read}
             logger.info("stream %(stream)s has grown from %(before)s to %(partitions)s partitions", **facts)
             self._cover(layout.to_read)
 
     def _cover(self, count: int) -> None:
         """Start a processor for partitions that have none."""
-        streams = [partition_name(self._stream, index) for index in range(self._covered, count)]
+        streams = [partition_name(self._stream, index) for index in range(self.partitions, count)]
         processor = Processor(self._redis, streams, **self._options)
         if not self._has_batches:  # middlewares are not allowed with batch handlers
             processor.add_middleware(self._limit)
@@ -202,7 +207,7 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
         for event, callback in self._callbacks:
             processor.on(event, callback)
         processor._poll_listeners.append(PartitionMover(self._client, self._stream, self._layout))  # noqa: SLF001 - same package
-        self._covered = count
+        self.partitions = count
         self._running[asyncio.create_task(processor.run(), name=f"conquiet-partitions-{count}")] = processor
 
     async def _limit(self, ctx: JobContext, call_next: Next) -> object:
@@ -248,19 +253,9 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
         return self._lifecycle.status
 
     @property
-    def name(self) -> str:
-        """Name of the worker: its consumer id."""
-        return str(self._options["consumer_id"])
-
-    @property
     def abandoned(self) -> int:
         """Handlers that did not end within the grace period."""
         return sum(processor.abandoned for processor in self._running.values())
-
-    @property
-    def partitions(self) -> int:
-        """Number of partitions that this processor reads."""
-        return self._covered
 
     def health(self) -> EngineHealth:
         """Return the health of the first engine that is not ready, without a call to the server. Never raises."""

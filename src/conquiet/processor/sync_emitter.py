@@ -11,7 +11,7 @@ from conquiet.core.validation import require_text
 from conquiet.processor.emit_requests import (
     EmitPlanner,
     Emitted,
-    JobOptions,
+    JobEmitOptions,
     MessageOptions,
     NewMessage,
     new_states,
@@ -84,7 +84,7 @@ class SyncEmitter(ClosedAfterUse):
         timeout_s: float = 30.0,
         keep_result_s: float = 3_600.0,
         stream: str | None = None,
-        **options: Unpack[JobOptions],
+        **options: Unpack[JobEmitOptions],
     ) -> Any:
         """Emit one message, wait, and return the handler's result; see ``Emitter.emit_and_wait``.
 
