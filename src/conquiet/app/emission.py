@@ -6,7 +6,7 @@ with a session       a row of the outbox in the session's transaction: published
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from conquiet.app.bus import Message
 from conquiet.app.events import Events
@@ -32,9 +32,6 @@ class AppEmitOptions(AppMessageOptions, total=False):
 
     delay_s: float | None
     at: datetime | None
-
-
-_OPTIONS: Final = AppEmitOptions.__optional_keys__ | {"keep_result_s"}
 
 
 class Emission:
@@ -90,16 +87,22 @@ class Emission:
         data = [message.data for message in messages]
         return self._assembly.outbox.add_many(session, messages[0].stream, data, **row)
 
-    async def emit_and_wait(self, event: str, payload: Any, timeout_s: float, options: Mapping[str, Any]) -> Any:
+    async def emit_and_wait(
+        self, event: str, payload: Any, options: AppMessageOptions, *, keep_result_s: float, timeout_s: float
+    ) -> Any:
         """Emit from a coroutine, and return the handler's result as JSON."""
-        return await self._assembly.bus.wait_for(self._message(event, payload, options), timeout_s)
+        message = self._message(event, payload, options, keep_result_s=keep_result_s)
+        return await self._assembly.bus.wait_for(message, timeout_s)
 
-    def emit_and_wait_sync(self, event: str, payload: Any, timeout_s: float, options: Mapping[str, Any]) -> Any:
+    def emit_and_wait_sync(
+        self, event: str, payload: Any, options: AppMessageOptions, *, keep_result_s: float, timeout_s: float
+    ) -> Any:
         """Emit from a plain function, and return the handler's result as JSON."""
-        return self._assembly.bus.wait_for_sync(self._message(event, payload, options), timeout_s)
+        message = self._message(event, payload, options, keep_result_s=keep_result_s)
+        return self._assembly.bus.wait_for_sync(message, timeout_s)
 
-    def _message(self, event: str, payload: Any, options: Mapping[str, Any]) -> Message:
-        if unknown := options.keys() - _OPTIONS:  # of a caller without a type checker
+    def _message(self, event: str, payload: Any, options: Mapping[str, Any], **further: Any) -> Message:
+        if unknown := options.keys() - AppEmitOptions.__optional_keys__:  # of a caller without a type checker
             raise TypeError(f"emit got an unexpected keyword argument {min(unknown)!r}")
         known = self._events.find(event)
         data = known.encode({} if payload is None else payload)
@@ -110,7 +113,7 @@ class Emission:
                 raise ConfigurationError("give delay_s or at, not both")
         if at is not None and (not isinstance(at, datetime) or at.tzinfo is None):
             raise ConfigurationError("at must be a datetime with a time zone, e.g. datetime.now(UTC)")
-        return Message(self._assembly.stream_of(event), event, data, options)
+        return Message(self._assembly.stream_of(event), event, data, {**options, **further})
 
     def _row(self, message: Message, session: Any, *, in_coroutine: bool) -> dict[str, Any]:
         """Check a message of a transaction, and return event and delay of its row in the outbox."""

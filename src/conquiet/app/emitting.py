@@ -123,8 +123,9 @@ class EmittingApp(Declarations):
             QueueError: Redis refused, or did not reply.
         """
         convert = self._conversion(event, returns)
-        options = _kept(AppMessageOptions(id=id, key=key, headers=headers), keep_result_s)
-        return convert(await self.emission.emit_and_wait(event, payload, _limit(timeout_s), options))
+        options = AppMessageOptions(id=id, key=key, headers=headers)
+        times = _checked_times(keep_result_s, timeout_s)
+        return convert(await self.emission.emit_and_wait(event, payload, options, **times))
 
     @overload
     def emit_and_wait_sync(
@@ -149,8 +150,8 @@ class EmittingApp(Declarations):
     ) -> Any:
         """Do what ``emit_and_wait`` does, from a plain function. The calling thread waits."""
         convert = self._conversion(event, returns)
-        kept = _kept(options, keep_result_s)
-        return convert(self.emission.emit_and_wait_sync(event, payload, _limit(timeout_s), kept))
+        times = _checked_times(keep_result_s, timeout_s)
+        return convert(self.emission.emit_and_wait_sync(event, payload, options, **times))
 
     def _conversion(self, event: str, returns: Any) -> Callable[[Any], Any]:
         if returns is not None:
@@ -169,9 +170,8 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _kept(options: AppMessageOptions, keep_result_s: float) -> dict[str, Any]:
-    return {**options, "keep_result_s": require_seconds("keep_result_s", keep_result_s)}
-
-
-def _limit(timeout_s: float) -> float:
-    return require_seconds("timeout_s", timeout_s, zero_allowed=True)
+def _checked_times(keep_result_s: float, timeout_s: float) -> dict[str, float]:
+    return {
+        "keep_result_s": require_seconds("keep_result_s", keep_result_s),
+        "timeout_s": require_seconds("timeout_s", timeout_s, zero_allowed=True),
+    }
