@@ -11,13 +11,12 @@ no promise.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from conquiet.app.assembly import Assembly, Part
-from conquiet.app.emission import Emission
 from conquiet.app.emitting import EmittingApp
 from conquiet.app.parameters import SessionKind, Signature, Source
 from conquiet.app.registry import Registry
@@ -61,6 +60,12 @@ class App(BackgroundWorker, EmittingApp):
             messages of conquiet only.
         settings: All other settings.
 
+    Attributes:
+        name: Name of the service.
+        registry: The declarations.
+        assembly: Builds the workers from the declarations.
+        emission: Sends messages.
+
     Raises:
         ConfigurationError: An argument is wrong.
     """
@@ -79,15 +84,15 @@ class App(BackgroundWorker, EmittingApp):
         decode: "Decode | None" = None,
         settings: AppSettings | None = None,
     ) -> None:
-        self._name = require_text("name", name)
-        self._settings = AppSettings() if settings is None else settings
-        if not isinstance(self._settings, AppSettings):
+        self.name = require_text("name", name)
+        settings = AppSettings() if settings is None else settings
+        if not isinstance(settings, AppSettings):
             raise ConfigurationError("settings must be an AppSettings")
         registry = Registry(self._require_session)
         stream = require_text("stream", name if stream is None else stream)
-        self._assembly = Assembly(
+        self.assembly = Assembly(
             registry,
-            self._settings,
+            settings,
             redis=redis,
             database=database,
             rabbit=rabbit,
@@ -96,40 +101,14 @@ class App(BackgroundWorker, EmittingApp):
             decode=decode,
             tables=tables,
         )
-        emission = Emission(
-            registry.events,
-            self._stream_of,
-            bus=lambda: self._assembly.bus,
-            outbox=lambda: self._assembly.outbox,
-            clock=lambda: self._assembly.clock,
-        )
-        super().__init__(registry, AsyncLifecycle(f"app {name!r}"), stream, emission)
+        super().__init__(registry, AsyncLifecycle(f"app {name!r}"), stream)
+        self.emission = self.assembly.emission
         self._concurrency = require_positive("concurrency", concurrency)
-        self._wait_s = self._settings.wait_s
+        self._wait_s = settings.wait_s
         self._workers: WorkerGroup | None = None
 
     def __repr__(self) -> str:
-        return f"App({self._name!r}, {self._life.status.value})"
-
-    @property
-    def name(self) -> str:
-        """Name of the service."""
-        return self._name
-
-    @property
-    def registry(self) -> Registry:
-        """The declarations."""
-        return self._registry
-
-    @property
-    def emission(self) -> Emission:
-        """Sends messages."""
-        return self._emission
-
-    @property
-    def assembly(self) -> Assembly:
-        """Builds the workers from the declarations."""
-        return self._assembly
+        return f"App({self.name!r}, {self._life.status.value})"
 
     # ------------------------------------------------------------ transaction
     @asynccontextmanager
@@ -138,14 +117,14 @@ class App(BackgroundWorker, EmittingApp):
 
         For requests: ``async with app.transaction() as session: … await app.emit(…, session=session)``.
         """
-        maker = self._assembly.database.source_for(SessionKind.ASYNC_SESSION)
+        maker = self.assembly.database.source_for(SessionKind.ASYNC_SESSION)
         async with maker.begin() as session:
             yield session
 
     # ------------------------------------------------------------ tables
     def create_tables(self) -> None:
         """Create the tables of inbox and outbox and the application's ``tables``, unless they exist."""
-        self._assembly.create_tables()
+        self.assembly.create_tables()
 
     def migrate_tables(self, *, dry_run: bool = False) -> tuple[str, ...]:
         """Bring inbox and outbox to the layout of this version of conquiet; return the statements.
@@ -155,8 +134,8 @@ class App(BackgroundWorker, EmittingApp):
         """
         from conquiet.transactional.migrations import migrate_tables
 
-        engine = self._assembly.database.sync_engine()
-        return migrate_tables(engine, **self._assembly.table_names, dry_run=dry_run)
+        engine = self.assembly.database.sync_engine()
+        return migrate_tables(engine, **self.assembly.table_names, dry_run=dry_run)
 
     # ------------------------------------------------------------ run
     async def run(self, only: Iterable[Part] | None = None) -> None:
@@ -172,11 +151,10 @@ class App(BackgroundWorker, EmittingApp):
         """
         self._life.start()
         try:
-            self._workers = workers = self._assembly.workers(only, self._concurrency, self._emission)
+            self._workers = workers = self.assembly.workers(only, self._concurrency)
             try:
                 wait = ServerWait(self._wait_s, lambda: self._life.is_stopping)
-                # The database first: a missing table is reported without waiting for the brokers.
-                await wait.until_up([*self._assembly.database_checks(), *self._assembly.broker_checks()])
+                await wait.until_up(self.assembly.server_checks())
                 if not self._life.is_stopping:
                     await workers.run()
             except LifecycleError:
@@ -218,7 +196,7 @@ class App(BackgroundWorker, EmittingApp):
     def set_only(self, only: Iterable[Part]) -> None:
         """Choose the parts that ``run()`` runs. ``conquiet worker --only`` calls it."""
         self._life.require_new("parts")
-        self._assembly.only = self._assembly.parts(only)
+        self.assembly.only = self.assembly.parts(only)
 
     def set_concurrency(self, concurrency: int) -> None:
         """Change the maximum of concurrent handlers. ``conquiet worker --concurrency`` calls it."""
@@ -251,8 +229,8 @@ class App(BackgroundWorker, EmittingApp):
         if current_worker() is not None:
             return
         await self._life.wait_ended()
-        await self._registry.resources.close()
-        await self._assembly.close()
+        await self.registry.resources.close()
+        await self.assembly.close()
 
     @asynccontextmanager
     async def lifespan(self, _asgi: Any = None) -> AsyncIterator[None]:
@@ -260,20 +238,14 @@ class App(BackgroundWorker, EmittingApp):
 
         The connections of ``emit`` are closed at the end. Handlers are not run here.
         """
-        self._registry.events.require_complete()
+        self.registry.events.require_complete()
         try:
             yield
         finally:
             await self.close()
 
-    def _enter(self) -> tuple[Coroutine[Any, Any, None], None]:
-        return self.run(), None
-
     # ------------------------------------------------------------ inside
-    def _stream_of(self, event: str) -> str:
-        return self._registry.streams.get(event, self._stream)
-
     def _require_session(self, signature: Signature, what: str) -> None:
         (name,) = (parameter.name for parameter in signature.parameters if parameter.source is Source.SESSION)
         assert signature.session is not None  # noqa: S101 - the caller has checked it
-        self._assembly.require_session(signature.session, name=name, what=what)
+        self.assembly.require_session(signature.session, name=name, what=what)

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from conquiet.app.batch_invocation import BatchInvocation
 from conquiet.app.bus import Bus, RedisBus
-from conquiet.app.database import Database
+from conquiet.app.database import Database, require_tables
 from conquiet.app.database_probe import probe_for
-from conquiet.app.emission import Emission, OutboxLike
+from conquiet.app.emission import Emission
 from conquiet.app.invocation import HandlerEnvironment
 from conquiet.app.parameters import SessionKind
-from conquiet.app.registry import Handler, QueueHandler, Registry
+from conquiet.app.registry import Handler, Registry
 from conquiet.app.server_wait import ServerCheck, check_database, check_rabbit, check_redis
 from conquiet.app.settings import AppSettings, missing_server, redis_client, require_one_decode, url_or, with_decode
-from conquiet.app.stream_workers import new_processor, new_target
-from conquiet.app.table_check import require_tables
 from conquiet.app.worker_group import WorkerGroup
 from conquiet.core.clock import SYSTEM_CLOCK, Clock
 from conquiet.core.server_urls import DB, RABBIT, REDIS
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from conquiet.processor.partitioned import PartitionedProcessor
     from conquiet.processor.processor import Processor
     from conquiet.redis_transport.client import AnyRedis
+    from conquiet.transactional.outbox import Outbox
     from conquiet.transactional.relay import OutboxRelay
     from conquiet.transactional.targets import Target, ToProcessor
 
@@ -53,6 +52,7 @@ class Assembly:
     Attributes:
         only: Parts to run if ``run()`` names none.
         clock: The source of the time.
+        emission: Sends messages.
     """
 
     def __init__(  # noqa: PLR0913 - called in one place, by App
@@ -81,13 +81,14 @@ class Assembly:
         given_database = url_or(database, DB)
         self._database = None if given_database is None else Database(given_database)
         self._bus: Bus | None = None
-        self._outbox: OutboxLike | None = None
+        self._outbox: Outbox | None = None
         self._targets: list[ToProcessor] = []
         self._tables: set[str] = set()
         self._needs: set[str] = set()
         self._processor: Processor | PartitionedProcessor | None = None
         self.only: frozenset[Part] | None = None
         self.clock: Clock = SYSTEM_CLOCK
+        self.emission = Emission(registry.events, self)
 
     # ------------------------------------------------------------ servers
     @property
@@ -107,7 +108,7 @@ class Assembly:
         self._bus = bus
 
     @property
-    def outbox(self) -> OutboxLike:
+    def outbox(self) -> "Outbox":
         """The outbox for messages of a transaction."""
         if self._outbox is None:
             from conquiet.transactional.outbox import Outbox
@@ -117,7 +118,7 @@ class Assembly:
         return self._outbox
 
     @outbox.setter
-    def outbox(self, outbox: OutboxLike | None) -> None:
+    def outbox(self, outbox: "Outbox | None") -> None:
         self._outbox = outbox
 
     @property
@@ -130,11 +131,6 @@ class Assembly:
         if self._database is None:
             raise missing_server("database", "database", DB, "a session or a table is asked for")
         return self._database
-
-    @property
-    def outbox_table(self) -> str:
-        """Name of the outbox table."""
-        return self._settings.outbox
 
     @property
     def has_database(self) -> bool:
@@ -163,19 +159,16 @@ class Assembly:
         if self._own_tables is not None:
             self._own_tables.create_all(engine)
 
-    def database_checks(self) -> list[ServerCheck]:
-        """Return a check of the database and its tables, if the assembled workers need them.
+    def server_checks(self) -> list[ServerCheck]:
+        """Return a check of each server that the assembled workers need.
 
-        The check raises ``ConfigurationError`` if a table is missing.
+        The check of the database raises ``ConfigurationError`` if a table is missing. It is the first one, so that
+        this is reported without waiting for the brokers.
         """
-        if DB not in self._needs:
-            return []
-        check = partial(require_tables, tables=self._tables) if self._tables else None
-        return [check_database(self.database.sync_engine(), check)]
-
-    def broker_checks(self) -> list[ServerCheck]:
-        """Return a check of each broker that the assembled workers need."""
         found: list[ServerCheck] = []
+        if DB in self._needs:
+            check = partial(require_tables, tables=self._tables) if self._tables else None
+            found.append(check_database(self.database.sync_engine(), check))
         if REDIS in self._needs and self._redis is not None:
             found.append(check_redis(self._redis))
         if RABBIT in self._needs and self._rabbit is not None:
@@ -210,7 +203,7 @@ class Assembly:
             )
         return chosen
 
-    def workers(self, only: Iterable[Part] | None, concurrency: int, emission: Emission) -> WorkerGroup:
+    def workers(self, only: Iterable[Part] | None, concurrency: int) -> WorkerGroup:
         """Return the workers of these parts. Sends nothing.
 
         Raises:
@@ -222,10 +215,9 @@ class Assembly:
         self._tables, self._needs = set(), set()
         if self._database is not None:
             self._database.concurrency = concurrency
-        loop = asyncio.get_running_loop()
         workers: list[Worker] = []
         if "handlers" in chosen:
-            workers += self._handlers(concurrency, self.environment(emission, loop))
+            workers += self._handlers(concurrency, self.environment(asyncio.get_running_loop()))
         if "scheduler" in chosen and (self._registry.schedules or is_explicit):
             workers.append(self._scheduler())
         if "relay" in chosen and (is_explicit or (self.has_database and self._redis is not None)):
@@ -235,14 +227,14 @@ class Assembly:
             workers += probe_for(self.database.sync_engine)
         return WorkerGroup(workers, background=purgers)
 
-    def environment(self, emission: Emission, loop: asyncio.AbstractEventLoop) -> HandlerEnvironment:
+    def environment(self, loop: asyncio.AbstractEventLoop) -> HandlerEnvironment:
         """Return the shared environment of the handlers on a loop."""
         return HandlerEnvironment(
             resources=self._registry.resources,
-            emission=emission,
+            emission=self.emission,
             database=lambda: self.database,
             inbox=self._settings.inbox,
-            loop=lambda: loop,
+            loop=loop,
         )
 
     def _handlers(self, concurrency: int, environment: HandlerEnvironment) -> "list[Worker]":
@@ -294,15 +286,20 @@ class Assembly:
         return found
 
     def _new_processor(self, concurrency: int, environment: HandlerEnvironment) -> "Processor | PartitionedProcessor":
+        from conquiet.processor.partitioned import PartitionedProcessor
+        from conquiet.processor.processor import Processor
+
         redis = self._require_redis("handlers read from Redis")
-        processor = new_processor(
-            redis,
-            self.stream,
-            self._settings.partitions,
-            concurrency=concurrency,
-            group=self.group,
-            settings=self.processor_settings,
-            runtime=with_decode(self._settings.runtime, self.decode),
+        options: dict[str, Any] = {
+            "concurrency": concurrency,
+            "group": self.group,
+            "settings": self.processor_settings,
+            "runtime": with_decode(self._settings.runtime, self.decode),
+        }
+        processor = (
+            PartitionedProcessor(redis, self.stream, partitions=self._settings.partitions, **options)
+            if self._is_partitioned
+            else Processor(redis, [self.stream], **options)
         )
         for event, function in self.functions(environment).items():
             settings = self._registry.handlers[event].settings
@@ -333,11 +330,11 @@ class Assembly:
 
     def syncers(self, environment: HandlerEnvironment) -> "dict[str, Callable[[Any], Any]]":
         """Return the functions for RabbitMQ consumers, by queue."""
-        return {name: self._syncer(queue, environment) for name, queue in self._registry.queues.items()}
-
-    def _syncer(self, queue: QueueHandler, environment: HandlerEnvironment) -> "Callable[[Any], Any]":
-        invocation = self._invocation(queue.handler, environment)
-        return invocation.for_rabbit_batch() if queue.takes_lists else invocation.for_rabbit()
+        found = {}
+        for name, queue in self._registry.queues.items():
+            invocation = self._invocation(queue.handler, environment)
+            found[name] = invocation.for_rabbit_batch() if queue.takes_lists else invocation.for_rabbit()
+        return found
 
     def relay(self, targets: "Mapping[str, Target]") -> "OutboxRelay":
         """Return a relay from the app's outbox to these targets, by stream."""
@@ -346,6 +343,10 @@ class Assembly:
 
         outbox = Outbox(self._settings.outbox)
         return OutboxRelay(self.database.sync_engine(), targets, outbox=outbox, poll_s=self._settings.relay_poll_s)
+
+    def stream_of(self, event: str) -> str:
+        """Return the stream of an event."""
+        return self._registry.streams.get(event, self.stream)
 
     @property
     def streams(self) -> list[str]:
@@ -372,11 +373,13 @@ class Assembly:
         )
 
     def _relay(self) -> "Worker":
+        from conquiet.transactional.partition_target import ToPartitions
+        from conquiet.transactional.targets import ToProcessor
+
         redis = self._require_redis("the relay publishes to Redis")
-        targets = {
-            stream: new_target(redis, stream, is_partitioned=self._is_partitioned and stream == self.stream)
-            for stream in self.streams
-        }
+        targets = {stream: ToProcessor(redis, stream) for stream in self.streams}
+        if self._is_partitioned:
+            targets[self.stream] = ToPartitions(redis, self.stream)
         self._targets += targets.values()
         self._tables.add(self._settings.outbox)
         self._needs.add(DB)

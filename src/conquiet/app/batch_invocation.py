@@ -11,9 +11,8 @@ On RabbitMQ a call returns True, False, or a list with the outcome of each messa
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from conquiet.app.emission import Emit, SyncEmit
-from conquiet.app.invocation import Invocation, MessageLogger, ResourcesOnLoop, Run, WithoutInbox, like
-from conquiet.app.parameters import SessionKind, Source
+from conquiet.app.invocation import Invocation, MessageLogger, ResourcesOnLoop, Run, like
+from conquiet.app.parameters import Parameter, Source
 from conquiet.core.batch_run import Outcome
 from conquiet.errors import ConflictError
 
@@ -26,13 +25,23 @@ class BatchInvocation(Invocation):
 
     def for_processor_batch(self) -> Callable[[list[Any]], Any]:
         """Return the batch handler to register with a ``Processor``."""
-        work = self._work_of(self._call_batch_async if self._signature.is_async else self._call_batch, "batch")
-        admitted, resources = self._admission(self._decoder()), self._signature.resources
+        return self._for_processor(self._work(self._batch_caller(), "for_processor_batch"), self._signature.resources)
+
+    def for_processor_shared_transaction(self) -> Callable[[list[Any]], Any]:
+        """Return the batch handler that calls the function for each message, each in its savepoint."""
+        call = self._call_one_async if self._signature.is_async else self._call_one
+        # The shared transaction guards itself, and each call opens its own resources.
+        return self._for_processor(self._work(call, "for_processor_shared_transaction", guarded=False), resources=())
+
+    def _for_processor(
+        self, work: Callable[[list[Run]], Any], resources: tuple[type, ...]
+    ) -> Callable[[list[Any]], Any]:
+        decode = self._decoder()
 
         if self._signature.is_async:
 
             async def handle_async(contexts: list[Any]) -> list[Outcome] | None:
-                runs, outcomes = admitted(contexts)
+                runs, outcomes = self._admitted(contexts, decode)
                 if runs:
                     async with self._environment.resources.open(resources) as made:
                         return _joined(outcomes, await work(_with(made, runs)))
@@ -41,7 +50,7 @@ class BatchInvocation(Invocation):
             return like(work, handle_async)
 
         def handle(contexts: list[Any]) -> list[Outcome] | None:
-            runs, outcomes = admitted(contexts)
+            runs, outcomes = self._admitted(contexts, decode)
             if runs:
                 with ResourcesOnLoop(self._environment, resources) as made:
                     return _joined(outcomes, work(_with(made, runs)))
@@ -49,37 +58,15 @@ class BatchInvocation(Invocation):
 
         return like(work, handle)
 
-    def for_processor_shared_transaction(self) -> Callable[[list[Any]], Any]:
-        """Return the batch handler that calls the function for each message, each in its savepoint."""
-        call = self._call_one_async if self._signature.is_async else self._call_one
-        work = self._work_of(call, "shared_transaction")
-        admitted = self._admission(self._decoder())
-
-        if self._signature.is_async:
-
-            async def handle_async(contexts: list[Any]) -> list[Outcome] | None:
-                runs, outcomes = admitted(contexts)
-                return _joined(outcomes, await work(runs)) if runs else outcomes
-
-            return like(work, handle_async)
-
-        def handle(contexts: list[Any]) -> list[Outcome] | None:
-            runs, outcomes = admitted(contexts)
-            return _joined(outcomes, work(runs)) if runs else outcomes
-
-        return like(work, handle)
-
     def for_rabbit_batch(self) -> Callable[[list[Any]], Any]:
         """Return the batch syncer to give to a ``RabbitConsumer``."""
-        call = self._call_batch_async if self._signature.is_async else self._call_batch
-        work, resources = self._work_of(call, "batch", engine="rabbit"), self._signature.resources
-        admitted = self._admission(self._payload_of_message)
+        work, resources = self._work(self._batch_caller(), "for_rabbit_batch"), self._signature.resources
         results = RabbitBatchResults(self._refused)
 
         if self._signature.is_async:
 
             async def syncer_async(messages: list[Any]) -> object:
-                runs, outcomes = admitted(messages)
+                runs, outcomes = self._admitted(messages, self._message_payload)
                 try:
                     if runs:
                         async with self._environment.resources.open(resources) as made:
@@ -92,7 +79,7 @@ class BatchInvocation(Invocation):
             return like(work, syncer_async)
 
         def syncer(messages: list[Any]) -> object:
-            runs, outcomes = admitted(messages)
+            runs, outcomes = self._admitted(messages, self._message_payload)
             try:
                 if runs:
                     with ResourcesOnLoop(self._environment, resources) as made, results.deliveries_of(outcomes):
@@ -104,41 +91,21 @@ class BatchInvocation(Invocation):
         return like(work, syncer)
 
     # ------------------------------------------------------------ inside
-    def _payload_of_message(self, message: Any) -> Any:
-        return None if self._signature.payload is None else self._event.decode(message)
+    def _admitted(self, messages: list[Any], decode: Callable[[Any], Any]) -> tuple[list[Run], list[Outcome]]:
+        """Decode payloads. Return a run per valid payload, and an outcome per message."""
+        runs: list[Run] = []
+        outcomes: list[Outcome] = []
+        for message in messages:
+            try:
+                runs.append(Run(message, decode(message)))
+            except Exception as error:  # noqa: BLE001 - a model may raise anything
+                outcomes.append(error)
+            else:
+                outcomes.append(None)
+        return runs, outcomes
 
-    def _admission(self, decoded: Callable[[Any], Any]) -> Callable[[list[Any]], tuple[list[Run], list[Outcome]]]:
-        """Return the function that decodes payloads: it returns a run per valid payload, and an outcome per message."""
-
-        def admitted(contexts: list[Any]) -> tuple[list[Run], list[Outcome]]:
-            runs: list[Run] = []
-            outcomes: list[Outcome] = []
-            for ctx in contexts:
-                try:
-                    runs.append(Run(ctx, decoded(ctx)))
-                except Exception as error:  # noqa: BLE001 - a model may raise anything
-                    outcomes.append(error)
-                else:
-                    outcomes.append(None)
-            return runs, outcomes
-
-        return admitted
-
-    def _work_of(
-        self, function: Callable[..., Any], adapter: str, *, engine: str = "processor"
-    ) -> Callable[[list[Run]], Any]:
-        """Return a callable that runs ``function``, in a transaction of ``transactional`` if it has a session."""
-        kind = self._signature.session
-        if kind is None:
-            return function
-        from conquiet import transactional
-
-        if kind is SessionKind.CONNECTION:
-            function = _on_connection(function, guard=adapter == "batch")  # a shared transaction is guarded already
-        inbox: Any = self._environment.inbox if self._once else WithoutInbox()
-        made = getattr(transactional, f"for_{engine}_{adapter}")
-        work: Callable[[list[Run]], Any] = made(function, engine=self._source(kind), inbox=inbox)
-        return work
+    def _batch_caller(self) -> Callable[..., Any]:
+        return self._call_batch_async if self._signature.is_async else self._call_batch
 
     async def _call_batch_async(self, runs: list[Run], session: Any = None) -> object:
         return await self._function(**self._batch_arguments(runs, session))
@@ -155,47 +122,24 @@ class BatchInvocation(Invocation):
             return self._call(run, session)
 
     def _batch_arguments(self, runs: list[Run], session: Any) -> dict[str, Any]:
-        return {
-            parameter.name: self._batch_value(parameter.source, parameter.annotation, runs, session)
-            for parameter in self._signature.parameters
-        }
+        return {parameter.name: self._batch_value(parameter, runs, session) for parameter in self._signature.parameters}
 
-    def _batch_value(self, source: Source, annotation: Any, runs: list[Run], session: Any) -> Any:
-        match source:
+    def _batch_value(self, parameter: Parameter, runs: list[Run], session: Any) -> Any:
+        match parameter.source:
             case Source.PAYLOAD:
                 return [run.payload for run in runs]
             case Source.CONTEXT:
                 return [run.origin for run in runs]
-            case Source.SESSION:
-                return session
-            case Source.EMIT:
-                return (Emit if self._signature.is_async else SyncEmit)(self._environment.emission, session)
             case Source.LOGGER:
                 return MessageLogger(self._logger, {"event": self._event.name, "messages": len(runs)})
-            case Source.RESOURCE:
-                return runs[0].made[annotation]
+            case _:  # the same for all messages
+                return self._value(parameter, runs[0], session)
 
 
 def _with(made: dict[Any, Any], runs: list[Run]) -> list[Run]:
     for run in runs:
         run.made = made
     return runs
-
-
-def _on_connection(function: Callable[..., Any], *, guard: bool) -> Callable[..., Any]:
-    """Return the function, called with the connection of a ``DbSession``."""
-    from conquiet.transactional.transaction_guard import TransactionGuard
-
-    if not guard:
-        return lambda what, db: function(what, db.connection)
-
-    def call(what: Any, db: Any) -> object:
-        own = TransactionGuard(db.connection)
-        result = function(what, db.connection)
-        own.allow_commit()
-        return result
-
-    return call
 
 
 class RabbitBatchResults:

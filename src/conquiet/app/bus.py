@@ -1,10 +1,8 @@
 """Send messages outside of a transaction, directly to Redis."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
-
-from conquiet.core.tracing import Headers
 
 if TYPE_CHECKING:
     from conquiet.processor.emit_requests import NewMessage
@@ -20,26 +18,16 @@ class Message:
     """One message to emit. ``repr`` does not show its data.
 
     Attributes:
+        stream: Its stream.
         event: Its event.
         data: The JSON object.
-        stream: Its stream.
-        id: Identity given by the caller; None makes one.
-        delay_s: Seconds until it is due.
-        at: When it is due.
-        key: Messages of one key run one at a time and in order.
-        headers: Its headers.
-        keep_result_s: Seconds for which the handler's result is kept; None keeps none.
+        options: Further fields of ``NewMessage``.
     """
 
+    stream: str
     event: str
     data: dict[str, Any] = field(repr=False)
-    stream: str
-    id: str | None = None
-    delay_s: float | None = None
-    at: datetime | None = None
-    key: str | None = None
-    headers: Headers | None = field(default=None, repr=False)
-    keep_result_s: float | None = None
+    options: Mapping[str, Any] = field(repr=False)
 
 
 class Bus(Protocol):
@@ -99,53 +87,33 @@ class RedisBus:
 
     async def send_many(self, messages: list[Message]) -> list[str]:
         """See ``Bus``."""
-        emitter, partitions = self._opened()
-        if partitions is not None and messages[0].stream == self._stream:
-            return [one.id for one in await partitions.emit_many(new_messages(messages))]
-        sent = await emitter.emit_many(new_messages(messages), stream=messages[0].stream)
-        return [one.id for one in sent]
+        emitter, place = self._opened(messages[0].stream)
+        return [one.id for one in await emitter.emit_many(map(new_message, messages), stream=place)]
 
     def send_many_sync(self, messages: list[Message]) -> list[str]:
         """See ``Bus``."""
-        emitter, partitions = self._opened_sync()
-        if partitions is not None and messages[0].stream == self._stream:
-            return [one.id for one in partitions.emit_many(new_messages(messages))]
-        sent = emitter.emit_many(new_messages(messages), stream=messages[0].stream)
-        return [one.id for one in sent]
+        emitter, place = self._opened_sync(messages[0].stream)
+        return [one.id for one in emitter.emit_many(map(new_message, messages), stream=place)]
 
     async def send(self, message: Message) -> str:
         """See ``Bus``."""
-        emitter, partitions = self._opened()
-        if partitions is not None and message.stream == self._stream:
-            return (await partitions.emit(message.event, message.data, **_options(message))).id
-        return (await emitter.emit(message.event, message.data, stream=message.stream, **_options(message))).id
+        emitter, place = self._opened(message.stream)
+        return (await emitter.emit(message.event, message.data, stream=place, **message.options)).id
 
     def send_sync(self, message: Message) -> str:
         """See ``Bus``."""
-        emitter, partitions = self._opened_sync()
-        if partitions is not None and message.stream == self._stream:
-            return partitions.emit(message.event, message.data, **_options(message)).id
-        return emitter.emit(message.event, message.data, stream=message.stream, **_options(message)).id
+        emitter, place = self._opened_sync(message.stream)
+        return emitter.emit(message.event, message.data, stream=place, **message.options).id
 
     async def wait_for(self, message: Message, timeout_s: float) -> Any:
         """See ``Bus``."""
-        from conquiet.processor.results import JobHandle
-
-        emitter, partitions = self._opened()
-        if partitions is not None and message.stream == self._stream:
-            (new,) = new_messages([message])
-            return await (await partitions.emit_job(new)).result(timeout_s=timeout_s)
-        (sent,) = await emitter.emit_many(new_messages([message]), stream=message.stream)
-        return await JobHandle(self._client, sent.stream, sent.id).result(timeout_s=timeout_s)
+        emitter, place = self._opened(message.stream)
+        return await (await emitter.emit_job(new_message(message), stream=place)).result(timeout_s=timeout_s)
 
     def wait_for_sync(self, message: Message, timeout_s: float) -> Any:
         """See ``Bus``."""
-        emitter, partitions = self._opened_sync()
-        if partitions is not None and message.stream == self._stream:
-            (new,) = new_messages([message])
-            return partitions.emit_job(new).result(timeout_s=timeout_s)
-        (sent,) = emitter.emit_many(new_messages([message]), stream=message.stream)
-        return emitter.job(sent.id, stream=sent.stream).result(timeout_s=timeout_s)
+        emitter, place = self._opened_sync(message.stream)
+        return emitter.emit_job(new_message(message), stream=place).result(timeout_s=timeout_s)
 
     async def close(self) -> None:
         """Close connections. The next message opens them again, in this or another event loop."""
@@ -158,7 +126,8 @@ class RedisBus:
             if emitter is not None:
                 emitter.close()
 
-    def _opened(self) -> "tuple[Emitter, PartitionedEmitter | None]":
+    def _opened(self, stream: str) -> "tuple[Emitter, str | None]":
+        """Return the emitter for a stream, and the name of the stream for it: None if it has partitions."""
         if self._emitter is None:
             from conquiet.processor.emitter import Emitter
             from conquiet.processor.partitioned_emitter import PartitionedEmitter
@@ -168,9 +137,11 @@ class RedisBus:
             if self._is_partitioned:
                 self._partitions = PartitionedEmitter(self._client, self._stream, self._settings)
             self._emitter = Emitter(self._client, self._stream, self._settings)
-        return self._emitter, self._partitions
+        if self._partitions is not None and stream == self._stream:
+            return self._partitions, None
+        return self._emitter, stream
 
-    def _opened_sync(self) -> "tuple[SyncEmitter, SyncPartitionedEmitter | None]":
+    def _opened_sync(self, stream: str) -> "tuple[SyncEmitter, str | None]":
         if self._sync_emitter is None:
             from conquiet.processor.partitioned_emitter import SyncPartitionedEmitter
             from conquiet.processor.sync_emitter import SyncEmitter
@@ -178,33 +149,13 @@ class RedisBus:
             if self._is_partitioned:
                 self._sync_partitions = SyncPartitionedEmitter(self._redis, self._stream, self._settings)
             self._sync_emitter = SyncEmitter(self._redis, self._stream, self._settings)
-        return self._sync_emitter, self._sync_partitions
+        if self._sync_partitions is not None and stream == self._stream:
+            return self._sync_partitions, None
+        return self._sync_emitter, stream
 
 
-def _options(message: Message) -> dict[str, Any]:
-    return {
-        "id": message.id,
-        "delay_s": message.delay_s,
-        "at": message.at,
-        "key": message.key,
-        "headers": message.headers,
-    }
-
-
-def new_messages(messages: list[Message]) -> "list[NewMessage]":
-    """Convert messages for an emitter."""
+def new_message(message: Message) -> "NewMessage":
+    """Convert a message for an emitter."""
     from conquiet.processor.emit_requests import NewMessage
 
-    return [
-        NewMessage(
-            one.event,
-            one.data,
-            id=one.id,
-            delay_s=one.delay_s,
-            at=one.at,
-            key=one.key,
-            headers=one.headers,
-            keep_result_s=one.keep_result_s,
-        )
-        for one in messages
-    ]
+    return NewMessage(message.event, message.data, **message.options)

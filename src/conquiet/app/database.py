@@ -19,9 +19,9 @@ from conquiet.core.extras import require_extra
 from conquiet.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
-    from sqlalchemy import URL, Engine
+    from sqlalchemy import URL, Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
     from sqlalchemy.orm import sessionmaker
 
@@ -66,8 +66,8 @@ class Database:
         self._async_maker: async_sessionmaker[Any] | None = None
         self._url_or_function: URL | Callable[[], str | URL] | None = None
         self.concurrency = 1
-        self._made: list[Engine] = []
-        self._made_async: list[AsyncEngine] = []
+        self._owns_engine = False
+        self._owns_async_engine = False
         self._take(given)
 
     def require(self, kind: SessionKind, *, name: str, what: str) -> None:
@@ -120,20 +120,17 @@ class Database:
                     "name a file, such as sqlite+aiosqlite:///shop.db"
                 )
             self._engine = create_engine(with_driver(url, asynchronous=False), **self._options(url))
-            self._made.append(self._engine)
+            self._owns_engine = True
         return self._engine
 
     async def close(self) -> None:
         """Close the engines that were made here. They are made again when they are needed."""
-        made, self._made = self._made, []
-        for engine in made:
+        if self._engine is not None and self._owns_engine:
+            engine, self._engine, self._maker = self._engine, None, None
             engine.dispose()
-            if self._engine is engine:
-                self._engine = self._maker = None
-        made_async, self._made_async = self._made_async, []
-        for async_engine in made_async:
+        if self._async_engine is not None and self._owns_async_engine:
+            async_engine, self._async_engine, self._async_maker = self._async_engine, None, None
             await async_engine.dispose()
-            self._async_engine = self._async_maker = None
 
     @property
     def _url(self) -> "URL | None":
@@ -169,7 +166,7 @@ class Database:
         if self._async_engine is None:
             url = with_driver(self._any_url(), asynchronous=True)
             self._async_engine = create_async_engine(url, **self._options(url))
-            self._made_async.append(self._async_engine)
+            self._owns_async_engine = True
         return self._async_engine
 
     def _asynchronous_maker(self) -> "async_sessionmaker[Any]":
@@ -204,16 +201,7 @@ class Database:
                     f"{type(given).__name__}: {error}"
                 ) from None
             assert isinstance(source, AsyncSource)  # noqa: S101 - the synchronous kinds are above
-            self._take_async(given)
-
-    def _take_async(self, given: Any) -> None:
-        from sqlalchemy.ext.asyncio import AsyncEngine
-
-        if isinstance(given, AsyncEngine):
-            self._async_engine = given
-        else:
-            self._async_maker = given
-            self._async_engine = given.kw["bind"]
+            self._async_engine, self._async_maker = source.engine, source.maker
 
 
 def parsed_url(given: "str | URL") -> "URL":
@@ -243,3 +231,24 @@ def with_driver(url: "URL", *, asynchronous: bool) -> "URL":
             return url
         return url.set(drivername=f"{backend}+{_ASYNC_DRIVER[backend]}")
     return url.set(drivername=f"{backend}+{_SYNC_DRIVER[driver]}") if driver in _SYNC_DRIVER else url
+
+
+def require_tables(connection: "Connection", tables: "Collection[str]") -> None:
+    """Raise ``ConfigurationError`` if one of these tables does not exist."""
+    from sqlalchemy import inspect
+
+    from conquiet.db.engine_pool import database_address
+
+    inspector = inspect(connection)
+    missing = [table for table in sorted(tables) if not _has_table(inspector, table)]
+    if missing:
+        what = f"the table {missing[0]} does" if len(missing) == 1 else f"the tables {', '.join(missing)} do"
+        raise ConfigurationError(
+            f"{what} not exist in the app's database ({database_address(connection.engine)}): run "
+            "'conquiet db init module:app' once, or call app.create_tables()"
+        )
+
+
+def _has_table(inspector: Any, table: str) -> bool:
+    schema, _, name = table.rpartition(".")
+    return bool(inspector.has_table(name, schema=schema or None))

@@ -6,8 +6,8 @@ While no message arrives, no handler notices that the database is unavailable, a
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from conquiet.core.background import BackgroundWorker
 from conquiet.core.lifecycle import AsyncLifecycle, Health
@@ -78,9 +78,6 @@ class DatabaseProbe(BackgroundWorker):
         """Stop and wait for the end. Each probe closes its own connection."""
         self._life.stop()
         await self._life.wait_ended()
-
-    def _enter(self) -> tuple[Coroutine[Any, Any, None], None]:
-        return self.run(), None
 
     def _probe(self) -> None:
         from sqlalchemy.engine import Engine

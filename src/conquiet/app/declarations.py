@@ -30,7 +30,7 @@ class Declarations:
     """
 
     def __init__(self, registry: Registry, life: AsyncLifecycle, stream: str) -> None:
-        self._registry = registry
+        self.registry = registry
         self._life = life
         self._stream = stream
 
@@ -89,7 +89,7 @@ class Declarations:
         )
 
         def register(function: F) -> F:
-            self._registry.add_handler(event, function, settings, once=once)
+            self.registry.add_handler(event, function, settings, once=once)
             return function
 
         return register
@@ -130,7 +130,7 @@ class Declarations:
             raise ConfigurationError(f"queue {name!r} has an option that does not exist: {error}") from None
 
         def register(function: F) -> F:
-            self._registry.add_queue(name, function, options, once=once)
+            self.registry.add_queue(name, function, options, once=once)
             return function
 
         return register
@@ -163,7 +163,7 @@ class Declarations:
         def register(function: F) -> F:
             own = function.__name__ if name is None else name
             entry = ScheduleEntry(own, when, f"schedule:{own}", self._stream, catch_up=catch_up)
-            self._registry.add_schedule(entry, function, settings, once=once)
+            self.registry.add_schedule(entry, function, settings, once=once)
             return function
 
         return register
@@ -180,8 +180,8 @@ class Declarations:
         from conquiet.processor.policy import require_event
 
         self._life.require_new("declared events")
-        self._registry.events.add(require_event(event), model)
-        self._registry.streams[event] = self._stream if stream is None else require_text("stream", stream)
+        self.registry.events.add(require_event(event), model)
+        self.registry.streams[event] = self._stream if stream is None else require_text("stream", stream)
 
     def upgrade(self, event: str, version: int) -> Callable[[U], U]:
         """Upgrade payloads of an old version with the decorated function, from ``version`` to the next one.
@@ -191,7 +191,7 @@ class Declarations:
         """
 
         def register(function: U) -> U:
-            self._registry.events.add_upgrade(event, version, function)
+            self.registry.events.add_upgrade(event, version, function)
             return function
 
         return register
@@ -205,8 +205,8 @@ class Declarations:
                 may be other provided types.
             scope: ``"message"`` makes an object per message, ``"process"`` keeps one until ``close()``.
         """
-        self._registry.resources.provide(kind, factory, scope=scope)
+        self.registry.resources.provide(kind, factory, scope=scope)
 
     def override(self, kind: Any, value: Any) -> AbstractContextManager[None]:
         """Use ``value`` for a provided type while the ``with`` block runs: for tests."""
-        return self._registry.resources.override(kind, value)
+        return self.registry.resources.override(kind, value)

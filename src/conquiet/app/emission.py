@@ -4,61 +4,34 @@ without a session    sent now, even if the caller fails later
 with a session       a row of the outbox in the session's transaction: published if it commits, never otherwise
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from conquiet.app.bus import Bus, Message
+from conquiet.app.bus import Message
 from conquiet.app.events import Events
-from conquiet.core.clock import Clock
+from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.tracing import Headers
 from conquiet.core.validation import require_seconds
 from conquiet.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from conquiet.app.assembly import Assembly
 
-class OutboxLike(Protocol):
-    """Take messages inside a transaction, and return their ids; ``transactional.Outbox`` implements it."""
 
-    def add(
-        self,
-        session: Any,
-        target: str,
-        payload: dict[str, Any],
-        key: str | None = None,
-        *,
-        event: str,
-        delay_s: float | None = None,
-        headers: Headers | None = None,
-    ) -> str:
-        """Write a row into the transaction of a synchronous session."""
-        ...
+class AppMessageOptions(TypedDict, total=False):
+    """Options of every message. ``App.emit`` describes them."""
 
-    async def add_async(
-        self,
-        session: Any,
-        target: str,
-        payload: dict[str, Any],
-        key: str | None = None,
-        *,
-        event: str,
-        delay_s: float | None = None,
-        headers: Headers | None = None,
-    ) -> str:
-        """Write a row into the transaction of an asynchronous session."""
-        ...
+    id: str | None
+    key: str | None
+    headers: Headers | None
 
-    def add_many(
-        self, session: Any, target: str, payloads: list[dict[str, Any]], *, event: str, delay_s: float | None = None
-    ) -> list[str]:
-        """Write many rows into the transaction of a synchronous session."""
-        ...
 
-    async def add_many_async(
-        self, session: Any, target: str, payloads: list[dict[str, Any]], *, event: str, delay_s: float | None = None
-    ) -> list[str]:
-        """Write many rows into the transaction of an asynchronous session."""
-        ...
+class AppEmitOptions(AppMessageOptions, total=False):
+    """Options of a message that is not waited for."""
+
+    delay_s: float | None
+    at: datetime | None
 
 
 class Emission:
@@ -66,146 +39,102 @@ class Emission:
 
     Args:
         events: The known events.
-        stream_of: Returns the stream of an event.
-        bus: Returns the bus for messages outside of a transaction; raises if no server is configured.
-        outbox: Returns the outbox for messages of a transaction; raises if no server is configured.
-        clock: Returns the source of the time.
+        assembly: Has the streams, the bus, the outbox and the clock. The bus and the outbox raise if no server is
+            configured.
     """
 
-    def __init__(
-        self,
-        events: Events,
-        stream_of: Callable[[str], str],
-        bus: Callable[[], Bus],
-        outbox: Callable[[], OutboxLike],
-        clock: Callable[[], Clock],
-    ) -> None:
+    def __init__(self, events: Events, assembly: "Assembly") -> None:
         self._events = events
-        self._stream_of = stream_of
-        self._bus = bus
-        self._outbox = outbox
-        self._clock = clock
+        self._assembly = assembly
 
-    async def emit(self, session: Any, event: str, payload: Any, settings: "EmitSettings") -> str:
+    async def emit(self, session: Any, event: str, payload: Any, options: AppEmitOptions) -> str:
         """Emit from a coroutine; ``session`` is an asynchronous one, or None."""
-        message = self._message(event, payload, settings)
+        message = self._message(event, payload, options)
         if session is None:
-            return await self._bus().send(message)
-        delay_s = self._delay_in_outbox(message)
-        if not _is_async(session):
-            raise ConfigurationError(
-                f"the session is a {type(session).__name__}, which blocks the event loop: call app.emit_sync(…, "
-                "session=session), or use an AsyncSession"
-            )
-        return await self._outbox().add_async(
-            session,
-            message.stream,
-            message.data,
-            message.key,
-            event=message.event,
-            delay_s=delay_s,
-            headers=message.headers,
-        )
+            return await self._assembly.bus.send(message)
+        key, headers = options.get("key"), options.get("headers")
+        row = self._row(message, session, in_coroutine=True)
+        return await self._assembly.outbox.add_async(session, message.stream, message.data, key, headers=headers, **row)
 
-    def emit_sync(self, session: Any, event: str, payload: Any, settings: "EmitSettings") -> str:
+    def emit_sync(self, session: Any, event: str, payload: Any, options: AppEmitOptions) -> str:
         """Emit from a plain function; ``session`` is a synchronous one, or None."""
-        message = self._message(event, payload, settings)
+        message = self._message(event, payload, options)
         if session is None:
-            return self._bus().send_sync(message)
-        delay_s = self._delay_in_outbox(message)
-        if _is_async(session):
-            raise ConfigurationError(
-                f"the session is a {type(session).__name__}, which a plain function cannot await: call "
-                "'await app.emit(…, session=session)'"
-            )
-        return self._outbox().add(
-            session,
-            message.stream,
-            message.data,
-            message.key,
-            event=message.event,
-            delay_s=delay_s,
-            headers=message.headers,
-        )
+            return self._assembly.bus.send_sync(message)
+        key, headers = options.get("key"), options.get("headers")
+        row = self._row(message, session, in_coroutine=False)
+        return self._assembly.outbox.add(session, message.stream, message.data, key, headers=headers, **row)
 
-    async def emit_many(
-        self, session: Any, event: str, payloads: "Iterable[Any]", settings: "EmitSettings"
-    ) -> list[str]:
+    async def emit_many(self, session: Any, event: str, payloads: Iterable[Any], options: AppEmitOptions) -> list[str]:
         """Emit many messages of one event from a coroutine; ``session`` is an asynchronous one, or None."""
-        messages = [self._message(event, payload, settings) for payload in payloads]
+        messages = [self._message(event, payload, options) for payload in payloads]
         if not messages:
             return []
         if session is None:
-            return await self._bus().send_many(messages)
-        first, delay_s = messages[0], self._delay_in_outbox(messages[0])
-        if not _is_async(session):
-            raise ConfigurationError(f"the session is a {type(session).__name__}, which blocks the event loop")
+            return await self._assembly.bus.send_many(messages)
+        row = self._row(messages[0], session, in_coroutine=True)
         data = [message.data for message in messages]
-        return await self._outbox().add_many_async(session, first.stream, data, event=event, delay_s=delay_s)
+        return await self._assembly.outbox.add_many_async(session, messages[0].stream, data, **row)
 
-    def emit_many_sync(
-        self, session: Any, event: str, payloads: "Iterable[Any]", settings: "EmitSettings"
-    ) -> list[str]:
+    def emit_many_sync(self, session: Any, event: str, payloads: Iterable[Any], options: AppEmitOptions) -> list[str]:
         """Emit many messages of one event from a plain function; ``session`` is a synchronous one, or None."""
-        messages = [self._message(event, payload, settings) for payload in payloads]
+        messages = [self._message(event, payload, options) for payload in payloads]
         if not messages:
             return []
         if session is None:
-            return self._bus().send_many_sync(messages)
-        first, delay_s = messages[0], self._delay_in_outbox(messages[0])
-        if _is_async(session):
-            raise ConfigurationError(f"the session is a {type(session).__name__}, which a plain function cannot await")
+            return self._assembly.bus.send_many_sync(messages)
+        row = self._row(messages[0], session, in_coroutine=False)
         data = [message.data for message in messages]
-        return self._outbox().add_many(session, first.stream, data, event=event, delay_s=delay_s)
+        return self._assembly.outbox.add_many(session, messages[0].stream, data, **row)
 
-    async def emit_and_wait(self, event: str, payload: Any, settings: "EmitSettings", timeout_s: float) -> Any:
+    async def emit_and_wait(
+        self, event: str, payload: Any, options: AppMessageOptions, *, keep_result_s: float, timeout_s: float
+    ) -> Any:
         """Emit from a coroutine, and return the handler's result as JSON."""
-        return await self._bus().wait_for(self._message(event, payload, settings), timeout_s)
+        message = self._message(event, payload, options, keep_result_s=keep_result_s)
+        return await self._assembly.bus.wait_for(message, timeout_s)
 
-    def emit_and_wait_sync(self, event: str, payload: Any, settings: "EmitSettings", timeout_s: float) -> Any:
+    def emit_and_wait_sync(
+        self, event: str, payload: Any, options: AppMessageOptions, *, keep_result_s: float, timeout_s: float
+    ) -> Any:
         """Emit from a plain function, and return the handler's result as JSON."""
-        return self._bus().wait_for_sync(self._message(event, payload, settings), timeout_s)
+        message = self._message(event, payload, options, keep_result_s=keep_result_s)
+        return self._assembly.bus.wait_for_sync(message, timeout_s)
 
-    def _delay_in_outbox(self, message: Message) -> float | None:
-        if message.id is not None:
+    def _message(self, event: str, payload: Any, options: Mapping[str, Any], **further: Any) -> Message:
+        if unknown := options.keys() - AppEmitOptions.__optional_keys__:  # of a caller without a type checker
+            raise TypeError(f"emit got an unexpected keyword argument {min(unknown)!r}")
+        known = self._events.find(event)
+        data = known.encode({} if payload is None else payload)
+        delay_s, at = options.get("delay_s"), options.get("at")
+        if delay_s is not None:
+            require_seconds("delay_s", delay_s, zero_allowed=True)
+            if at is not None:
+                raise ConfigurationError("give delay_s or at, not both")
+        if at is not None and (not isinstance(at, datetime) or at.tzinfo is None):
+            raise ConfigurationError("at must be a datetime with a time zone, e.g. datetime.now(UTC)")
+        return Message(self._assembly.stream_of(event), event, data, {**options, **further})
+
+    def _row(self, message: Message, session: Any, *, in_coroutine: bool) -> dict[str, Any]:
+        """Check a message of a transaction, and return event and delay of its row in the outbox."""
+        from conquiet.transactional.unit_of_work import is_async
+
+        if message.options.get("id") is not None:
             raise ConfigurationError(
                 "a message in a transaction gets its id from the outbox: leave id out. The transaction keeps it from "
                 "being sent twice"
             )
-        return message.delay_s if message.at is None else max(0.0, message.at.timestamp() - self._clock().time())
-
-    def _message(self, event: str, payload: Any, settings: "EmitSettings") -> Message:
-        known = self._events.find(event)
-        data = known.encode({} if payload is None else payload)
-        if settings.delay_s is not None:
-            require_seconds("delay_s", settings.delay_s, zero_allowed=True)
-            if settings.at is not None:
-                raise ConfigurationError("give delay_s or at, not both")
-        if settings.at is not None:
-            _require_moment(settings.at)
-        return Message(
-            event,
-            data,
-            self._stream_of(event),
-            settings.id,
-            settings.delay_s,
-            settings.at,
-            settings.key,
-            settings.headers,
-            settings.keep_result_s,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class EmitSettings:
-    """Due time, identity, ordering key, headers and result retention of a message."""
-
-    delay_s: float | None = None
-    at: datetime | None = None
-    id: str | None = None
-    key: str | None = None
-    headers: Headers | None = None
-    keep_result_s: float | None = None
+        if is_async(session) != in_coroutine:
+            problem = (
+                "blocks the event loop: call app.emit_sync(…, session=session), or use an AsyncSession"
+                if in_coroutine
+                else "a plain function cannot await: call 'await app.emit(…, session=session)'"
+            )
+            raise ConfigurationError(f"the session is a {type(session).__name__}, which {problem}")
+        delay_s, at = message.options.get("delay_s"), message.options.get("at")
+        if at is not None:
+            delay_s = max(0.0, at.timestamp() - self._assembly.clock.time())
+        return {"event": message.event, "delay_s": delay_s}
 
 
 class Emit:
@@ -247,10 +176,11 @@ class Emit:
             ConfigurationError: The event is unknown, or an argument is wrong. Nothing was sent.
             PayloadError: The payload does not fit the event's model. Nothing was sent.
         """
-        return await self._emission.emit(self._session, event, payload, EmitSettings(delay_s, at, id, key, headers))
+        options = AppEmitOptions(delay_s=delay_s, at=at, id=id, key=key, headers=headers)
+        return await self._emission.emit(self._session, event, payload, options)
 
     async def many(
-        self, event: str, payloads: "Iterable[Any]", *, delay_s: float | None = None, at: datetime | None = None
+        self, event: str, payloads: Iterable[Any], *, delay_s: float | None = None, at: datetime | None = None
     ) -> list[str]:
         """Emit a message for each payload and return their ids. In a transaction they are one statement.
 
@@ -260,7 +190,7 @@ class Emit:
             delay_s: Seconds until they are due.
             at: The moment they are due, with a time zone.
         """
-        return await self._emission.emit_many(self._session, event, payloads, EmitSettings(delay_s, at, None))
+        return await self._emission.emit_many(self._session, event, payloads, AppEmitOptions(delay_s=delay_s, at=at))
 
 
 class SyncEmit:
@@ -272,33 +202,13 @@ class SyncEmit:
         self._emission = emission
         self._session = session
 
-    def __call__(
-        self,
-        event: str,
-        payload: Any = None,
-        *,
-        delay_s: float | None = None,
-        at: datetime | None = None,
-        id: str | None = None,  # noqa: A002 - the word for it
-        key: str | None = None,
-        headers: Headers | None = None,
-    ) -> str:
+    @takes_keywords_of(Emit.__call__)
+    def __call__(self, event: str, payload: Any = None, **options: Unpack[AppEmitOptions]) -> str:
         """Emit a message and return its id; see ``Emit``."""
-        return self._emission.emit_sync(self._session, event, payload, EmitSettings(delay_s, at, id, key, headers))
+        return self._emission.emit_sync(self._session, event, payload, options)
 
     def many(
-        self, event: str, payloads: "Iterable[Any]", *, delay_s: float | None = None, at: datetime | None = None
+        self, event: str, payloads: Iterable[Any], *, delay_s: float | None = None, at: datetime | None = None
     ) -> list[str]:
         """Emit a message for each payload and return their ids; see ``Emit.many``."""
-        return self._emission.emit_many_sync(self._session, event, payloads, EmitSettings(delay_s, at, None))
-
-
-def _require_moment(at: object) -> None:
-    if not isinstance(at, datetime) or at.tzinfo is None:
-        raise ConfigurationError("at must be a datetime with a time zone, e.g. datetime.now(UTC)")
-
-
-def _is_async(session: object) -> bool:
-    from conquiet.transactional.unit_of_work import is_async
-
-    return is_async(session)
+        return self._emission.emit_many_sync(self._session, event, payloads, AppEmitOptions(delay_s=delay_s, at=at))

@@ -11,13 +11,12 @@ is returned.
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from conquiet.app.declarations import Declarations
-from conquiet.app.emission import Emission, EmitSettings
-from conquiet.app.registry import Registry
-from conquiet.app.result_types import ResultType, return_type
-from conquiet.core.lifecycle import AsyncLifecycle
+from conquiet.app.emission import AppEmitOptions, AppMessageOptions, Emission
+from conquiet.app.payloads import ResultType, return_type
+from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.tracing import Headers
 from conquiet.core.validation import require_seconds
 from conquiet.errors import ConfigurationError
@@ -25,19 +24,17 @@ from conquiet.errors import ConfigurationError
 T = TypeVar("T")
 
 
+class AppWaitOptions(AppMessageOptions, total=False):
+    """Options of a message that is waited for. ``App.emit_and_wait`` describes them."""
+
+    timeout_s: float
+    keep_result_s: float
+
+
 class EmittingApp(Declarations):
-    """The part of ``App`` that emits messages.
+    """The part of ``App`` that emits messages."""
 
-    Args:
-        registry: Keeps the declarations.
-        life: The lifecycle of the app.
-        stream: The app's stream.
-        emission: Sends messages.
-    """
-
-    def __init__(self, registry: Registry, life: AsyncLifecycle, stream: str, emission: Emission) -> None:
-        super().__init__(registry, life, stream)
-        self._emission = emission
+    emission: Emission
 
     async def emit(
         self,
@@ -69,49 +66,24 @@ class EmittingApp(Declarations):
             PayloadError: The payload does not fit the event's model. Nothing was sent.
             QueueError: Redis refused, or did not reply.
         """
-        return await self._emission.emit(session, event, payload, EmitSettings(delay_s, at, id, key, headers))
+        options = AppEmitOptions(delay_s=delay_s, at=at, id=id, key=key, headers=headers)
+        return await self.emission.emit(session, event, payload, options)
 
+    @takes_keywords_of(emit)
     def emit_sync(
-        self,
-        event: str,
-        payload: Any = None,
-        *,
-        session: Any = None,
-        delay_s: float | None = None,
-        at: datetime | None = None,
-        id: str | None = None,  # noqa: A002 - the word for it
-        key: str | None = None,
-        headers: Headers | None = None,
+        self, event: str, payload: Any = None, *, session: Any = None, **options: Unpack[AppEmitOptions]
     ) -> str:
         """Do what ``emit`` does, from a plain function: with a ``Session``, ``Connection`` or ``DbSession``."""
-        return self._emission.emit_sync(session, event, payload, EmitSettings(delay_s, at, id, key, headers))
+        return self.emission.emit_sync(session, event, payload, options)
 
     @overload
     async def emit_and_wait(
-        self,
-        event: str,
-        payload: Any = None,
-        *,
-        returns: type[T],
-        timeout_s: float = 30.0,
-        keep_result_s: float = 3_600.0,
-        id: str | None = None,
-        key: str | None = None,
-        headers: Headers | None = None,
+        self, event: str, payload: Any = None, *, returns: type[T], **options: Unpack[AppWaitOptions]
     ) -> T: ...
 
     @overload
     async def emit_and_wait(
-        self,
-        event: str,
-        payload: Any = None,
-        *,
-        returns: None = None,
-        timeout_s: float = 30.0,
-        keep_result_s: float = 3_600.0,
-        id: str | None = None,
-        key: str | None = None,
-        headers: Headers | None = None,
+        self, event: str, payload: Any = None, *, returns: None = None, **options: Unpack[AppWaitOptions]
     ) -> Any: ...
 
     async def emit_and_wait(
@@ -151,37 +123,21 @@ class EmittingApp(Declarations):
             QueueError: Redis refused, or did not reply.
         """
         convert = self._conversion(event, returns)
-        settings = EmitSettings(id=id, key=key, headers=headers, keep_result_s=_kept(keep_result_s))
-        return convert(await self._emission.emit_and_wait(event, payload, settings, _limit(timeout_s)))
+        options = AppMessageOptions(id=id, key=key, headers=headers)
+        times = _checked_times(keep_result_s, timeout_s)
+        return convert(await self.emission.emit_and_wait(event, payload, options, **times))
 
     @overload
     def emit_and_wait_sync(
-        self,
-        event: str,
-        payload: Any = None,
-        *,
-        returns: type[T],
-        timeout_s: float = 30.0,
-        keep_result_s: float = 3_600.0,
-        id: str | None = None,
-        key: str | None = None,
-        headers: Headers | None = None,
+        self, event: str, payload: Any = None, *, returns: type[T], **options: Unpack[AppWaitOptions]
     ) -> T: ...
 
     @overload
     def emit_and_wait_sync(
-        self,
-        event: str,
-        payload: Any = None,
-        *,
-        returns: None = None,
-        timeout_s: float = 30.0,
-        keep_result_s: float = 3_600.0,
-        id: str | None = None,
-        key: str | None = None,
-        headers: Headers | None = None,
+        self, event: str, payload: Any = None, *, returns: None = None, **options: Unpack[AppWaitOptions]
     ) -> Any: ...
 
+    @takes_keywords_of(emit_and_wait)
     def emit_and_wait_sync(
         self,
         event: str,
@@ -190,19 +146,17 @@ class EmittingApp(Declarations):
         returns: Any = None,
         timeout_s: float = 30.0,
         keep_result_s: float = 3_600.0,
-        id: str | None = None,  # noqa: A002 - the word for it
-        key: str | None = None,
-        headers: Headers | None = None,
+        **options: Unpack[AppMessageOptions],
     ) -> Any:
         """Do what ``emit_and_wait`` does, from a plain function. The calling thread waits."""
         convert = self._conversion(event, returns)
-        settings = EmitSettings(id=id, key=key, headers=headers, keep_result_s=_kept(keep_result_s))
-        return convert(self._emission.emit_and_wait_sync(event, payload, settings, _limit(timeout_s)))
+        times = _checked_times(keep_result_s, timeout_s)
+        return convert(self.emission.emit_and_wait_sync(event, payload, options, **times))
 
     def _conversion(self, event: str, returns: Any) -> Callable[[Any], Any]:
         if returns is not None:
             return ResultType(event, returns).convert
-        handler = self._registry.handlers.get(event)
+        handler = self.registry.handlers.get(event)
         kind = None if handler is None else return_type(handler.function)
         if kind is None:
             return _as_it_is
@@ -216,9 +170,8 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _kept(keep_result_s: float) -> float:
-    return require_seconds("keep_result_s", keep_result_s)
-
-
-def _limit(timeout_s: float) -> float:
-    return require_seconds("timeout_s", timeout_s, zero_allowed=True)
+def _checked_times(keep_result_s: float, timeout_s: float) -> dict[str, float]:
+    return {
+        "keep_result_s": require_seconds("keep_result_s", keep_result_s),
+        "timeout_s": require_seconds("timeout_s", timeout_s, zero_allowed=True),
+    }

@@ -31,23 +31,18 @@ class Event:
     Args:
         name: Its name.
         model: Annotation of its payload; None accepts any.
+        upgrades: Converts a payload of a version to the next version. It may be filled later.
     """
 
-    def __init__(self, name: str, model: Any = None) -> None:
+    def __init__(self, name: str, model: Any = None, upgrades: Mapping[int, Upgrade] | None = None) -> None:
         self.name = name
         self._model = None if model is None else PayloadModel(name, model)
-        self._upgrades: dict[int, Upgrade] = {}
+        self._upgrades = {} if upgrades is None else upgrades
 
     @property
     def version(self) -> int:
         """The version that is emitted now."""
         return max(self._upgrades, default=0) + 1
-
-    def add_upgrade(self, version: int, function: Upgrade) -> None:
-        """Add the function that converts a payload of ``version`` to the next version."""
-        if version in self._upgrades:
-            raise ConfigurationError(f"event {self.name!r} has an upgrade of version {version} already")
-        self._upgrades[version] = function
 
     def require_complete(self) -> None:
         """Raise ``ConfigurationError`` if an upgrade between two versions is missing."""
@@ -127,22 +122,17 @@ class Events:
         """
         if name in self._known:
             raise ConfigurationError(f"event {name!r} is declared already")
-        event = Event(name, model)
-        for version, function in self._upgrades.get(name, {}).items():
-            event.add_upgrade(version, function)
-        self._known[name] = event
+        event = self._known[name] = Event(name, model, self._upgrades.setdefault(name, {}))
         return event
 
     def add_upgrade(self, name: str, version: int, function: Upgrade) -> None:
         """Add an upgrade function, before or after the event itself."""
         require_positive("version", version)
         require_plain_function("an upgrade", function)
-        waiting = self._upgrades.setdefault(name, {})
-        if version in waiting:
+        known = self._upgrades.setdefault(name, {})
+        if version in known:
             raise ConfigurationError(f"event {name!r} has an upgrade of version {version} already")
-        waiting[version] = function
-        if name in self._known:
-            self._known[name].add_upgrade(version, function)
+        known[version] = function
 
     def find(self, name: object) -> Event:
         """Return a known event.

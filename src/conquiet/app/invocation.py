@@ -12,6 +12,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from conquiet.app.database import Database
 from conquiet.app.emission import Emission, Emit, SyncEmit
 from conquiet.app.events import Event
-from conquiet.app.parameters import SessionKind, Signature, Source
+from conquiet.app.parameters import Parameter, SessionKind, Signature, Source
 from conquiet.app.resources import Resources
 from conquiet.core.log import FactLogger
 from conquiet.core.threads import wait_on_loop
@@ -63,50 +64,19 @@ class Run:
 class WithoutInbox:
     """Replace the ``Inbox`` of handlers with ``once=False``: every delivery counts as the first."""
 
-    def once(self, _session: Any, _msg: Any) -> "WithoutInbox":
+    def once(self, _session: Any, _msg: Any) -> "nullcontext[bool]":
         """Return a check that writes nothing."""
-        return self
+        return nullcontext(enter_result=True)
 
-    def once_many(self, _session: Any, msgs: "Sequence[Any]") -> "WithoutInboxMany":
+    def once_many(self, _session: Any, msgs: "Sequence[Any]") -> "nullcontext[list[bool]]":
         """Return a check of many messages that writes nothing."""
-        return WithoutInboxMany(len(msgs))
+        return nullcontext([True] * len(msgs))
 
     def forget(self, _session: Any, _msgs: "Sequence[Any]") -> None:
         """Do nothing: there are no rows."""
 
     def forget_in(self, _unit: Any, _msgs: "Sequence[Any]") -> None:
         """Do nothing: there are no rows."""
-
-    def __enter__(self) -> bool:
-        return True
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing."""
-
-    async def __aenter__(self) -> bool:
-        return True
-
-    async def __aexit__(self, *_: object) -> None:
-        """Do nothing."""
-
-
-class WithoutInboxMany:
-    """The check of ``WithoutInbox.once_many``."""
-
-    def __init__(self, number: int) -> None:
-        self._first_time = [True] * number
-
-    def __enter__(self) -> list[bool]:
-        return self._first_time
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing."""
-
-    async def __aenter__(self) -> list[bool]:
-        return self._first_time
-
-    async def __aexit__(self, *_: object) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,14 +88,14 @@ class HandlerEnvironment:
         emission: Sends their messages.
         database: Returns the app's database.
         inbox: Name of the inbox table.
-        loop: Returns the event loop on which resources are opened.
+        loop: The event loop on which resources are opened.
     """
 
     resources: Resources
     emission: Emission
     database: Callable[[], Database]
     inbox: str
-    loop: Callable[[], asyncio.AbstractEventLoop]
+    loop: asyncio.AbstractEventLoop
 
 
 class Invocation:
@@ -160,7 +130,11 @@ class Invocation:
         """Return the handler to register with a ``Processor``."""
         if self._signature.session is None and not self._signature.resources:
             return self._without_transaction()
-        work, decoded, resources = self._work("for_processor"), self._decoder(), self._signature.resources
+        work, decoded, resources = (
+            self._work(self._caller(), "for_processor"),
+            self._decoder(),
+            self._signature.resources,
+        )
 
         if self._signature.is_async:
 
@@ -243,13 +217,13 @@ class Invocation:
     # ------------------------------------------------------------ for a RabbitConsumer
     def for_rabbit(self) -> Callable[[Any], Any]:
         """Return the syncer to give to a ``RabbitConsumer``."""
-        work = self._work("for_rabbit")
+        work = self._work(self._caller(), "for_rabbit")
 
         if self._signature.is_async:
 
             async def syncer_async(message: Any) -> bool:
                 try:
-                    run = Run(message, None if self._signature.payload is None else self._event.decode(message))
+                    run = Run(message, self._message_payload(message))
                     async with self._environment.resources.open(self._signature.resources) as run.made:
                         return await work(run) is not False
                 except Exception as error:  # noqa: BLE001 - a handler may raise anything
@@ -259,13 +233,16 @@ class Invocation:
 
         def syncer(message: Any) -> bool:
             try:
-                run = Run(message, None if self._signature.payload is None else self._event.decode(message))
+                run = Run(message, self._message_payload(message))
                 with ResourcesOnLoop(self._environment, self._signature.resources) as run.made:
                     return work(run) is not False
             except Exception as error:  # noqa: BLE001 - the same
                 return self._refused(error)
 
         return like(work, syncer)
+
+    def _message_payload(self, message: Any) -> Any:
+        return None if self._signature.payload is None else self._event.decode(message)
 
     def _refused(self, error: Exception) -> bool:
         from conquiet.rabbit.syncer import DeadLetterNow, Requeue
@@ -280,20 +257,23 @@ class Invocation:
         return False
 
     # ------------------------------------------------------------ for both
-    def _work(self, adapter: str) -> Callable[[Run], Any]:
-        """Return a callable that runs the function for a ``Run``, in a transaction if it has a session."""
+    def _work(self, function: Callable[..., Any], adapter: str, *, guarded: bool = True) -> Callable[[Any], Any]:
+        """Return a callable that runs ``function``, by an adapter of ``transactional`` if it has a session.
+
+        Args:
+            function: Called with a ``Run`` or several, and with the session.
+            adapter: Name of the adapter.
+            guarded: False if the adapter itself keeps a handler from committing.
+        """
         kind = self._signature.session
         if kind is None:
-            return self._call_async if self._signature.is_async else self._call
+            return function
         from conquiet import transactional
 
+        if kind is SessionKind.CONNECTION:
+            function = _on_connection(function, guarded=guarded)
         inbox: str | Deduplicator = self._environment.inbox if self._once else WithoutInbox()
-        in_session: Any = {
-            True: self._call_async,
-            False: self._call_on_connection if kind is SessionKind.CONNECTION else self._call,
-        }[self._signature.is_async]
-        engine = self._source(kind)
-        work: Callable[[Run], Any] = getattr(transactional, adapter)(in_session, engine=engine, inbox=inbox)
+        work: Callable[[Any], Any] = getattr(transactional, adapter)(function, engine=self._source(kind), inbox=inbox)
         return work
 
     def _source(self, kind: SessionKind) -> Any:
@@ -303,28 +283,20 @@ class Invocation:
         (annotation,) = (one.annotation for one in self._signature.parameters if one.source is Source.SESSION)
         return annotation.conquiet_source()
 
+    def _caller(self) -> Callable[..., Any]:
+        return self._call_async if self._signature.is_async else self._call
+
     async def _call_async(self, run: Run, session: Any = None) -> object:
         return await self._function(**self._arguments(run, session))
 
     def _call(self, run: Run, session: Any = None) -> object:
         return self._function(**self._arguments(run, session))
 
-    def _call_on_connection(self, run: Run, db: Any) -> object:
-        from conquiet.transactional.transaction_guard import TransactionGuard
-
-        guard = TransactionGuard(db.connection)
-        result = self._call(run, db.connection)
-        guard.allow_commit()
-        return result
-
     def _arguments(self, run: Run, session: Any) -> dict[str, Any]:
-        return {
-            parameter.name: self._value(parameter.source, parameter.annotation, run, session)
-            for parameter in self._signature.parameters
-        }
+        return {parameter.name: self._value(parameter, run, session) for parameter in self._signature.parameters}
 
-    def _value(self, source: Source, annotation: Any, run: Run, session: Any) -> Any:
-        match source:
+    def _value(self, parameter: Parameter, run: Run, session: Any) -> Any:
+        match parameter.source:
             case Source.PAYLOAD:
                 return run.payload
             case Source.SESSION:
@@ -338,7 +310,7 @@ class Invocation:
                 facts = {"event_name": self._event.name, "message_id": getattr(run.origin, "id", None)}
                 return MessageLogger(self._logger, facts)
             case Source.RESOURCE:
-                return run.made[annotation]
+                return run.made[parameter.annotation]
 
 
 class ResourcesOnLoop:
@@ -359,7 +331,7 @@ class ResourcesOnLoop:
 
     def _wait(self, call: Any) -> Any:
         return wait_on_loop(
-            self._loop(), call, too_late=lambda: LifecycleError("the event loop has ended before this handler")
+            self._loop, call, too_late=lambda: LifecycleError("the event loop has ended before this handler")
         )
 
 
@@ -370,6 +342,22 @@ def _rejections() -> tuple[type[Exception], ...]:
     except MissingExtraError:
         return ()
     return (Reject,)
+
+
+def _on_connection(function: Callable[..., Any], *, guarded: bool) -> Callable[..., Any]:
+    """Return the function, called with the connection of a ``DbSession``."""
+    from conquiet.transactional.transaction_guard import TransactionGuard
+
+    if not guarded:
+        return lambda what, db: function(what, db.connection)
+
+    def call(what: Any, db: Any) -> object:
+        own = TransactionGuard(db.connection)
+        result = function(what, db.connection)
+        own.allow_commit()
+        return result
+
+    return call
 
 
 def like(work: Callable[..., Any], function: Callable[[Any], Any]) -> Callable[[Any], Any]:

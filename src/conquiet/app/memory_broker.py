@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from conquiet.app.bus import Message, new_messages
+from conquiet.app.bus import Message, new_message
 from conquiet.core.json_codec import CodecError
 from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.validation import require_seconds
@@ -31,48 +31,42 @@ _MS = 1_000
 
 
 class TestClock:
-    """The clock of a ``TestApp``. It moves only by ``advance``."""
+    """The clock of a ``TestApp``. A test moves it by ``advance`` only.
+
+    Attributes:
+        now_ms: The time in milliseconds.
+        until_ms: The time up to which the next ``drain()`` runs messages.
+    """
 
     __test__ = False  # pytest collects classes by this prefix
 
     def __init__(self, now: datetime) -> None:
-        self._now_ms = round(now.timestamp() * _MS)
-        self._until_ms = self._now_ms
+        self.now_ms = self.until_ms = round(now.timestamp() * _MS)
 
     def advance(self, by_s: float) -> None:
         """Move the clock on by this many seconds: the next ``drain()`` runs all messages that are due until then."""
-        self._until_ms += round(require_seconds("by_s", by_s) * _MS)
+        self.until_ms += round(require_seconds("by_s", by_s) * _MS)
 
     def now(self) -> datetime:
         """Return the time; inside a handler, the due time of its message."""
-        return datetime.fromtimestamp(self._now_ms / _MS, UTC)
+        return datetime.fromtimestamp(self.now_ms / _MS, UTC)
 
     def time(self) -> float:
         """Return seconds since the epoch."""
-        return self._now_ms / _MS
+        return self.now_ms / _MS
 
     def monotonic(self) -> float:
         """Return the same as ``time()``."""
-        return self._now_ms / _MS
-
-    @property
-    def now_ms(self) -> int:
-        """The time in milliseconds."""
-        return self._now_ms
-
-    @property
-    def until_ms(self) -> int:
-        """The time up to which the next ``drain()`` runs messages."""
-        return self._until_ms
+        return self.now_ms / _MS
 
     def move_to(self, due_ms: int) -> None:
         """Move to the due time of a message; never back."""
-        self._now_ms = max(self._now_ms, due_ms)
+        self.now_ms = max(self.now_ms, due_ms)
 
     def pass_to(self, due_ms: int) -> None:
         """Move to a time; the next ``drain()`` runs messages up to it at least."""
         self.move_to(due_ms)
-        self._until_ms = max(self._until_ms, self._now_ms)
+        self.until_ms = max(self.until_ms, self.now_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +108,8 @@ class MemoryBroker:
         self._remembered: dict[tuple[str, str], int] = {}
         self._debounced: dict[str, Envelope] = {}
         self._lock = threading.Lock()
-        self._holders: dict[tuple[str, str], Envelope] = {}
-        self._behind: dict[tuple[str, str], list[Envelope]] = {}
+        self._lines: dict[tuple[str, str], list[Envelope]] = {}
+        """Messages of each key by stream and key: first the message that has its turn, then the waiting messages."""
         self._kept: set[int] = set()
         self.emitted: list[EmittedMessage] = []
         self.delays_s: dict[str, float] = {}
@@ -143,7 +137,7 @@ class MemoryBroker:
 
     def send_many_sync(self, messages: list[Message]) -> list[str]:
         """See ``Bus``."""
-        return [one.id for one in self._emit(new_messages(messages), messages[0].stream)]
+        return [one.id for one in self._emit(map(new_message, messages), messages[0].stream)]
 
     async def wait_for(self, message: Message, timeout_s: float) -> Any:
         """See ``Bus``. Runs due messages until this one has ended."""
@@ -217,11 +211,10 @@ class MemoryBroker:
         """Return how many messages of its key come before a new one."""
         if envelope.key is None:
             return 0
+        line = self._lines.get((stream, envelope.key), [])
         due = [item[3] for item in self._due if item[0] <= self._clock.now_ms and item[2] == stream]
-        queued = [one for one in due if one.key == envelope.key]
-        holder = self._holders.get((stream, envelope.key))
-        is_running = holder is not None and all(one is not holder for one in queued)
-        return len(queued) + len(self._behind.get((stream, envelope.key), ())) + is_running
+        queued = [one for one in due if one.key == envelope.key and all(one is not other for other in line)]
+        return len(line) + len(queued)
 
     # ------------------------------------------------------------ queue
     def publish_at(self, due_ms: int, stream: str, envelope: Envelope) -> None:
@@ -248,14 +241,15 @@ class MemoryBroker:
         """Start the turn of a message, or queue it behind the message of its key that is in progress: then False."""
         if envelope.key is None:
             return True
-        if self._holders.setdefault((stream, envelope.key), envelope) is envelope:
-            return True
-        self._behind.setdefault((stream, envelope.key), []).append(envelope)
-        return False
+        line = self._lines.setdefault((stream, envelope.key), [])
+        if all(one is not envelope for one in line):
+            line.append(envelope)
+        return line[0] is envelope
 
     def keep_turn(self, stream: str, envelope: Envelope) -> None:
         """Keep the turn of a message that will be delivered again."""
-        if envelope.key is not None and self._holders.get((stream, envelope.key)) is envelope:
+        line = [] if envelope.key is None else self._lines.get((stream, envelope.key), [])
+        if line and line[0] is envelope:
             self._kept.add(id(envelope))
 
     def end_turn(self, stream: str, envelope: Envelope) -> None:
@@ -263,13 +257,12 @@ class MemoryBroker:
         if envelope.key is None or id(envelope) in self._kept:
             self._kept.discard(id(envelope))
             return
-        del self._holders[stream, envelope.key]
-        if behind := self._behind.pop((stream, envelope.key), []):
-            first, *rest = behind
-            self._holders[stream, envelope.key] = first
-            if rest:
-                self._behind[stream, envelope.key] = rest
-            self.put(self._clock.now_ms, stream, first)
+        line = self._lines[stream, envelope.key]
+        del line[0]
+        if line:
+            self.put(self._clock.now_ms, stream, line[0])
+        else:
+            del self._lines[stream, envelope.key]
 
     def pop_due(self, stream: str, event: str, now_ms: int, limit: int) -> list[Envelope]:
         """Remove and return up to ``limit`` due messages of one event, in order."""

@@ -1,19 +1,25 @@
 """The outbox of ``TestApp``: rows of the app's database, published in memory at the time of the test's clock."""
 
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from conquiet.core.tracing import Headers
+from sqlalchemy import bindparam, text
+
 from conquiet.processor.envelope import Envelope
+from conquiet.transactional.outbox import Outbox
+from conquiet.transactional.payload import decode
+from conquiet.transactional.sql_dialect import dialect_named
+from conquiet.transactional.targets import PUBLISHED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from sqlalchemy import Engine
 
     from conquiet.app.memory_broker import MemoryBroker, TestClock
-    from conquiet.transactional.outbox import Outbox
     from conquiet.transactional.relay_decisions import OutboxMessage
     from conquiet.transactional.targets import Results
 
 _MS = 1_000
+_US_PER_S = 1_000_000
 
 
 class MemoryTarget:
@@ -24,11 +30,8 @@ class MemoryTarget:
         self._clock = clock
         self._stream = stream
 
-    def publish(self, messages: "Sequence[OutboxMessage]") -> "Results":
+    def publish(self, messages: Sequence["OutboxMessage"]) -> "Results":
         """See ``Target.publish``."""
-        from conquiet.transactional.payload import decode
-        from conquiet.transactional.targets import PUBLISHED
-
         for message in messages:
             delay_ms = round(self._broker.delays_s.pop(message.message_id, 0.0) * _MS)
             envelope = Envelope(event=message.event or "", id=message.message_id, data=decode(message.payload))
@@ -38,58 +41,59 @@ class MemoryTarget:
         return [PUBLISHED for _ in messages]
 
 
-class ClockedOutbox:
-    """The app's outbox, with delays by the test's clock and not by the database's."""
+class ClockedOutbox(Outbox):
+    """The app's outbox, with delays by the test's clock and not by the database's.
 
-    def __init__(self, outbox: "Outbox", broker: "MemoryBroker") -> None:
-        self._outbox = outbox
+    Args:
+        table: Name of its table.
+        broker: Keeps the delays until the rows are published.
+    """
+
+    def __init__(self, table: str, broker: "MemoryBroker") -> None:
+        super().__init__(table)
         self._broker = broker
 
-    def add(
-        self,
-        session: Any,
-        target: str,
-        payload: dict[str, Any],
-        key: str | None = None,
-        *,
-        event: str,
-        delay_s: float | None = None,
-        headers: Headers | None = None,
-    ) -> str:
+    def add(self, *row: Any, delay_s: float | None = None, **options: Any) -> str:
         """See ``Outbox.add``."""
-        return self._note(self._outbox.add(session, target, payload, key, event=event, headers=headers), delay_s)
+        return self._note([super().add(*row, **options)], delay_s)[0]
 
-    async def add_async(
-        self,
-        session: Any,
-        target: str,
-        payload: dict[str, Any],
-        key: str | None = None,
-        *,
-        event: str,
-        delay_s: float | None = None,
-        headers: Headers | None = None,
-    ) -> str:
+    async def add_async(self, *row: Any, delay_s: float | None = None, **options: Any) -> str:
         """See ``Outbox.add_async``."""
-        return self._note(
-            await self._outbox.add_async(session, target, payload, key, event=event, headers=headers), delay_s
-        )
+        return self._note([await super().add_async(*row, **options)], delay_s)[0]
 
-    def add_many(
-        self, session: Any, target: str, payloads: list[dict[str, Any]], *, event: str, delay_s: float | None = None
-    ) -> list[str]:
+    def add_many(self, *rows: Any, delay_s: float | None = None, **options: Any) -> list[str]:
         """See ``Outbox.add_many``."""
-        return [self._note(one, delay_s) for one in self._outbox.add_many(session, target, payloads, event=event)]
+        return self._note(super().add_many(*rows, **options), delay_s)
 
-    async def add_many_async(
-        self, session: Any, target: str, payloads: list[dict[str, Any]], *, event: str, delay_s: float | None = None
-    ) -> list[str]:
+    async def add_many_async(self, *rows: Any, delay_s: float | None = None, **options: Any) -> list[str]:
         """See ``Outbox.add_many_async``."""
-        added = await self._outbox.add_many_async(session, target, payloads, event=event)
-        return [self._note(one, delay_s) for one in added]
+        return self._note(await super().add_many_async(*rows, **options), delay_s)
 
-    def _note(self, message_id: str, delay_s: float | None) -> str:
+    def _note(self, ids: list[str], delay_s: float | None) -> list[str]:
         self._broker.outbox_used = True
         if delay_s:
-            self._broker.delays_s[message_id] = delay_s
-        return message_id
+            self._broker.delays_s |= dict.fromkeys(ids, delay_s)
+        return ids
+
+
+def make_due_now(engine: "Engine", table: str, streams: Collection[str]) -> dict[str, float]:
+    """Make delayed rows of these streams due now; return the remaining seconds by message id.
+
+    A test may emit before it starts the ``TestApp``, as a test client of a web framework does. Such a row has a due
+    time by the database's clock, which no test can advance.
+    """
+    dialect = dialect_named(engine.dialect.name)
+    name = dialect.quote(table)
+    since_due_us = dialect.age_us.replace("created_at", "due_at")
+    delayed = text(
+        f"SELECT seq, message_id AS id, target, {since_due_us} AS age FROM {name} "  # noqa: S608 - a validated name
+        f"WHERE parked = 0 AND due_at > {dialect.now}"
+    )
+    due = text(f"UPDATE {name} SET due_at = {dialect.now} WHERE seq IN :seqs")  # noqa: S608 - a validated name
+    targets = {stream.encode() for stream in streams}
+    with engine.begin() as connection:
+        rows = [row for row in connection.execute(delayed).mappings() if bytes(row["target"]) in targets]
+        if rows:
+            seqs = [row["seq"] for row in rows]
+            connection.execute(due.bindparams(bindparam("seqs", expanding=True)), {"seqs": seqs})
+    return {bytes(row["id"]).decode(): -float(row["age"]) / _US_PER_S for row in rows}

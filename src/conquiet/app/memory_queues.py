@@ -10,20 +10,23 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from conquiet.app.registry import QueueHandler
 from conquiet.core.batch_run import BatchRun
+from conquiet.core.batching import BatchSettings
 from conquiet.core.functions import is_coroutine_function
-from conquiet.errors import ConfigurationError, FatalSyncerError, InfrastructureError
+from conquiet.errors import FatalSyncerError, InfrastructureError
 from conquiet.processor.dead_letter_record import DeadRecord
-
-if TYPE_CHECKING:
-    from conquiet.core.batching import BatchSettings
-    from conquiet.rabbit.settings import RabbitSettings
-    from conquiet.rabbit.settle import DeliveryFacts, Verdict
+from conquiet.rabbit.batch_results import CURRENT_BATCH, outcomes_of, report_of
+from conquiet.rabbit.dead_letter_headers import reason_of
+from conquiet.rabbit.delivery import CURRENT
+from conquiet.rabbit.pipeline import Pipeline, Ready
+from conquiet.rabbit.settings import RabbitSettings
+from conquiet.rabbit.settle import DeliveryFacts, Disposition, Verdict, decide
+from conquiet.rabbit.syncer import Postponed, Requeue, Unavailable, interpret_error, interpret_result
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,50 +40,42 @@ class MemoryRabbitDelivery:
     redelivered: bool = False
     attempt: int = 1
 
-    @property
-    def facts(self) -> "DeliveryFacts":
-        """The facts for the settle policy; a queue in memory counts deliveries."""
-        from conquiet.rabbit.settle import DeliveryFacts
-
-        return DeliveryFacts(self.redelivered, self.attempt - 1)
-
 
 @dataclass(slots=True)
 class _Queue:
     syncer: Callable[[Any], Any]
-    settings: "RabbitSettings"
+    settings: RabbitSettings
 
 
 class MemoryQueues:
     """The queues of an app.
 
     Args:
-        now_ms: Returns the time of the test.
+        handlers: The declared queues.
+        syncers: Handle the messages of each queue.
         executor: Runs plain functions.
+        dead_letters: Gets the dead-lettered messages.
+        now_ms: Returns the time of the test.
     """
 
-    def __init__(self, now_ms: Callable[[], int], executor: Callable[[], Executor]) -> None:
-        self._now_ms = now_ms
+    def __init__(
+        self,
+        handlers: Mapping[str, QueueHandler],
+        syncers: Mapping[str, Callable[[Any], Any]],
+        executor: Executor,
+        dead_letters: list[DeadRecord],
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._queues = {
+            name: _Queue(syncers[name], RabbitSettings(**handler.options)) for name, handler in handlers.items()
+        }
         self._executor = executor
-        self._queues: dict[str, _Queue] = {}
+        self._dead_letters = dead_letters
+        self._now_ms = now_ms
         self._waiting: deque[MemoryRabbitDelivery] = deque()
-        self.dead_letters: list[DeadRecord] = []
-
-    def add(self, name: str, handler: QueueHandler, syncer: Callable[[Any], Any]) -> None:
-        """Add a queue and the syncer that handles its messages."""
-        from conquiet.rabbit.settings import RabbitSettings
-
-        self._queues[name] = _Queue(syncer, RabbitSettings(**handler.options))
 
     def publish(self, queue: str, payload: Mapping[str, Any] | bytes, message_id: str | None) -> None:
-        """Put a message into a queue.
-
-        Raises:
-            ConfigurationError: The app has no such queue.
-        """
-        if queue not in self._queues:
-            known = ", ".join(sorted(self._queues)) or "none"
-            raise ConfigurationError(f"the app has no queue {queue!r}; its queues: {known}")
+        """Put a message into a queue."""
         body = payload if isinstance(payload, bytes) else msgspec.json.encode(dict(payload))
         self._waiting.append(MemoryRabbitDelivery(queue, body, message_id))
 
@@ -96,8 +91,6 @@ class MemoryQueues:
             InfrastructureError: A server that the handler needs is unavailable. Its messages are queued again.
             FatalSyncerError: The handler broke its contract.
         """
-        from conquiet.rabbit.pipeline import Pipeline, Ready
-
         first = self._waiting.popleft()
         queue = self._queues[first.queue]
         settings = queue.settings
@@ -116,7 +109,7 @@ class MemoryQueues:
             await self._run_batch(queue, ready)
         return len(ready)
 
-    def _taken_with(self, first: MemoryRabbitDelivery, batches: "BatchSettings | None") -> list[MemoryRabbitDelivery]:
+    def _taken_with(self, first: MemoryRabbitDelivery, batches: BatchSettings | None) -> list[MemoryRabbitDelivery]:
         """Remove and return messages for one batch: of the same queue, with the same delivery count."""
         if batches is None:
             return []
@@ -126,9 +119,6 @@ class MemoryQueues:
         return taken
 
     async def _run_batch(self, queue: _Queue, members: list[tuple[MemoryRabbitDelivery, Any]]) -> None:
-        from conquiet.rabbit.batch_results import CURRENT_BATCH, outcomes_of, report_of
-        from conquiet.rabbit.syncer import Postponed, Requeue, Unavailable
-
         async def call(some: list[tuple[MemoryRabbitDelivery, Any]]) -> Any:
             context = copy_context()
             context.run(CURRENT_BATCH.set, [delivery for delivery, _ in some])  # type: ignore[misc]
@@ -148,10 +138,9 @@ class MemoryQueues:
         if interrupted is not None:
             raise interrupted
 
-    def _settle(self, delivery: MemoryRabbitDelivery, verdict: "Verdict", queue: _Queue) -> None:
-        from conquiet.rabbit.settle import Disposition, decide
-
-        match decide(verdict, delivery.facts, queue.settings.policy):
+    def _settle(self, delivery: MemoryRabbitDelivery, verdict: Verdict, queue: _Queue) -> None:
+        facts = DeliveryFacts(delivery.redelivered, delivery.attempt - 1)  # a queue in memory counts deliveries
+        match decide(verdict, facts, queue.settings.policy):
             case Disposition.ACK | Disposition.DROP:
                 pass
             case Disposition.REQUEUE:
@@ -163,10 +152,7 @@ class MemoryQueues:
             case _:
                 self._dead_letter(delivery, verdict)
 
-    async def _verdict(self, queue: _Queue, delivery: MemoryRabbitDelivery, message: Any) -> "Verdict":
-        from conquiet.rabbit.delivery import CURRENT
-        from conquiet.rabbit.syncer import Requeue, interpret_error, interpret_result
-
+    async def _verdict(self, queue: _Queue, delivery: MemoryRabbitDelivery, message: Any) -> Verdict:
         context = copy_context()
         context.run(CURRENT.set, delivery)  # type: ignore[arg-type]
         try:
@@ -182,13 +168,11 @@ class MemoryQueues:
         if is_coroutine_function(queue.syncer):
             return await asyncio.create_task(queue.syncer(argument), context=context)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor(), context.run, queue.syncer, argument)
+        return await loop.run_in_executor(self._executor, context.run, queue.syncer, argument)
 
-    def _dead_letter(self, delivery: MemoryRabbitDelivery, verdict: "Verdict") -> None:
-        from conquiet.rabbit.dead_letter_headers import reason_of
-
+    def _dead_letter(self, delivery: MemoryRabbitDelivery, verdict: Verdict) -> None:
         now_ms = self._now_ms()
-        self.dead_letters.append(
+        self._dead_letters.append(
             DeadRecord(
                 reason=type(verdict).__name__.lower(),
                 id=delivery.message_id or "",

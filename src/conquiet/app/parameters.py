@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from conquiet.app.payloads import is_model
+from conquiet.app.payloads import is_model, type_name
 from conquiet.core.functions import is_coroutine_function, reject_generator_function
 from conquiet.errors import ConfigurationError
 
@@ -111,127 +111,116 @@ def session_kind(annotation: object) -> SessionKind | None:
     return None
 
 
-def read_signature(
-    function: Callable[..., Any],
-    *,
-    provided: Callable[[Any], bool],
-    special: Mapping[Any, Source],
-    what: str,
-    lists: bool = False,
-) -> Signature:
-    """Return the parameters of a function with their sources.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignatureReader:
+    """Reads the parameters of one function.
 
-    Args:
-        function: The handler or the schedule's function.
+    Attributes:
         provided: Returns whether a resource of this type was declared.
         special: Types with a fixed source (``JobContext``, ``Emit``).
         what: Names the function in errors: "handler of 'order.paid'".
         lists: True for a batch handler, with ``list[Model]`` and ``list[JobContext]``.
-
-    Raises:
-        ConfigurationError: It is not a function, a parameter has no source, or two parameters are payloads.
     """
-    if not callable(function):
-        raise ConfigurationError(f"the {what} must be a function")
-    reject_generator_function(f"the {what}", function)
-    try:
-        hints = get_type_hints(function, include_extras=True)
-    except NameError as error:
-        raise ConfigurationError(
-            f"the {what} has an annotation that cannot be resolved: {error}. Import the type at the top of its module, "
-            "not only under TYPE_CHECKING"
-        ) from error
-    parameters = tuple(
-        _read(parameter, hints, provided=provided, special=special, what=what, lists=lists)
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.default is inspect.Parameter.empty or parameter.name in hints
-    )
-    payloads = [parameter for parameter in parameters if parameter.source is Source.PAYLOAD]
-    sessions = [parameter for parameter in parameters if parameter.source is Source.SESSION]
-    for those, kind in ((payloads, "payload"), (sessions, "session")):
-        if len(those) > 1:
-            names = " and ".join(repr(parameter.name) for parameter in those)
-            raise ConfigurationError(f"the {what} asks for its {kind} twice, as {names}: keep one of them")
-    is_async = is_coroutine_function(function)
-    session = session_kind(sessions[0].annotation) if sessions else None
-    if session is not None and session.is_async != is_async:
-        raise ConfigurationError(_wrong_colour(what, sessions[0].name, session, is_async=is_async))
-    return Signature(
-        parameters=parameters,
-        is_async=is_async,
-        payload=payloads[0].annotation if payloads else None,
-        session=session,
-        resources=tuple(parameter.annotation for parameter in parameters if parameter.source is Source.RESOURCE),
-    )
 
+    provided: Callable[[Any], bool]
+    special: Mapping[Any, Source]
+    what: str
+    lists: bool = False
 
-def _read(
-    parameter: inspect.Parameter,
-    hints: Mapping[str, Any],
-    *,
-    provided: Callable[[Any], bool],
-    special: Mapping[Any, Source],
-    what: str,
-    lists: bool,
-) -> Parameter:
-    name = parameter.name
-    if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
-        raise ConfigurationError(f"the {what} takes *{name}: name each parameter, so that its source is known")
-    if name not in hints:
-        raise ConfigurationError(
-            f"parameter {name!r} of the {what} has no annotation: its value is chosen by its type. Annotate it with a "
-            "payload model, a session, JobContext, Emit or a type given to app.provide()"
+    def read(self, function: Callable[..., Any]) -> Signature:
+        """Return the parameters of a handler or of a schedule's function, with their sources.
+
+        Raises:
+            ConfigurationError: It is not a function, a parameter has no source, or two parameters are payloads.
+        """
+        what = self.what
+        if not callable(function):
+            raise ConfigurationError(f"the {what} must be a function")
+        reject_generator_function(f"the {what}", function)
+        try:
+            hints = get_type_hints(function, include_extras=True)
+        except NameError as error:
+            raise ConfigurationError(
+                f"the {what} has an annotation that cannot be resolved: {error}. Import the type at the top of its "
+                "module, not only under TYPE_CHECKING"
+            ) from error
+        parameters = tuple(
+            self._parameter(parameter, hints)
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.default is inspect.Parameter.empty or parameter.name in hints
         )
-    annotation = hints[name]
-    if get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    if provided(annotation):  # checked first, because a declared resource may be a dataclass
-        return Parameter(name, Source.RESOURCE, annotation)
-    of_many = _read_list(name, annotation, special=special, what=what, lists=lists)
-    if of_many is not None:
-        return of_many
-    if annotation in special:
-        return Parameter(name, special[annotation], annotation)
-    if annotation is logging.Logger or annotation is logging.LoggerAdapter:
-        return Parameter(name, Source.LOGGER, annotation)
-    if session_kind(annotation) is not None:
-        return Parameter(name, Source.SESSION, annotation)
-    if is_model(annotation):
-        return Parameter(name, Source.PAYLOAD, annotation)
-    shown = _shown(annotation)
-    raise ConfigurationError(
-        f"parameter {name!r} of the {what} has no source: {shown} is neither a payload model nor a session. "
-        f"Declare it with app.provide({shown}, factory), or make it a field of the payload model"
-    )
-
-
-def _read_list(
-    name: str, annotation: Any, *, special: Mapping[Any, Source], what: str, lists: bool
-) -> Parameter | None:
-    """Return the parameter of a batch handler that gets a list; None if its value is the same for all messages."""
-
-    def is_of_one_message(kind: Any) -> bool:
-        return special.get(kind) is Source.CONTEXT or is_model(kind)
-
-    arguments = get_args(annotation)
-    is_list = get_origin(annotation) in {list, Sequence} and len(arguments) == 1
-    if is_list and is_of_one_message(arguments[0]):
-        if lists:
-            return Parameter(name, special.get(arguments[0], Source.PAYLOAD), arguments[0])
-        raise ConfigurationError(
-            f"parameter {name!r} of the {what} is a list, and the function is called for one message: ask for "
-            f"{_shown(arguments[0])}, or make it a batch handler with batch=200"
+        payload = self._only(parameters, Source.PAYLOAD)
+        session_parameter = self._only(parameters, Source.SESSION)
+        session = None if session_parameter is None else session_kind(session_parameter.annotation)
+        is_async = is_coroutine_function(function)
+        if session_parameter is not None and session is not None and session.is_async != is_async:
+            raise ConfigurationError(_wrong_colour(what, session_parameter.name, session, is_async=is_async))
+        return Signature(
+            parameters=parameters,
+            is_async=is_async,
+            payload=None if payload is None else payload.annotation,
+            session=session,
+            resources=tuple(one.annotation for one in parameters if one.source is Source.RESOURCE),
         )
-    if lists and is_of_one_message(annotation):
+
+    def _only(self, parameters: Sequence[Parameter], source: Source) -> Parameter | None:
+        found = [parameter for parameter in parameters if parameter.source is source]
+        if len(found) > 1:
+            names = " and ".join(repr(parameter.name) for parameter in found)
+            raise ConfigurationError(f"the {self.what} asks for its {source.value} twice, as {names}: keep one of them")
+        return found[0] if found else None
+
+    def _parameter(self, parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Parameter:
+        name, what = parameter.name, self.what
+        if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
+            raise ConfigurationError(f"the {what} takes *{name}: name each parameter, so that its source is known")
+        if name not in hints:
+            raise ConfigurationError(
+                f"parameter {name!r} of the {what} has no annotation: its value is chosen by its type. Annotate it "
+                "with a payload model, a session, JobContext, Emit or a type given to app.provide()"
+            )
+        annotation = hints[name]
+        if get_origin(annotation) is Annotated:
+            annotation = get_args(annotation)[0]
+        if self.provided(annotation):  # checked first, because a declared resource may be a dataclass
+            return Parameter(name, Source.RESOURCE, annotation)
+        of_many = self._list(name, annotation)
+        if of_many is not None:
+            return of_many
+        if annotation in self.special:
+            return Parameter(name, self.special[annotation], annotation)
+        if annotation is logging.Logger or annotation is logging.LoggerAdapter:
+            return Parameter(name, Source.LOGGER, annotation)
+        if session_kind(annotation) is not None:
+            return Parameter(name, Source.SESSION, annotation)
+        if is_model(annotation):
+            return Parameter(name, Source.PAYLOAD, annotation)
+        shown = type_name(annotation)
         raise ConfigurationError(
-            f"parameter {name!r} of the {what} is a {_shown(annotation)}, and a batch handler gets those of all its "
-            f"messages: ask for list[{_shown(annotation)}]"
+            f"parameter {name!r} of the {what} has no source: {shown} is neither a payload model nor a session. "
+            f"Declare it with app.provide({shown}, factory), or make it a field of the payload model"
         )
-    return None
 
+    def _list(self, name: str, annotation: Any) -> Parameter | None:
+        """Return the parameter of a batch handler that gets a list; None if its value is the same for all messages."""
+        arguments = get_args(annotation)
+        is_list = get_origin(annotation) in {list, Sequence} and len(arguments) == 1
+        if is_list and self._is_of_one_message(arguments[0]):
+            if self.lists:
+                return Parameter(name, self.special.get(arguments[0], Source.PAYLOAD), arguments[0])
+            raise ConfigurationError(
+                f"parameter {name!r} of the {self.what} is a list, and the function is called for one message: ask for "
+                f"{type_name(arguments[0])}, or make it a batch handler with batch=200"
+            )
+        if self.lists and self._is_of_one_message(annotation):
+            raise ConfigurationError(
+                f"parameter {name!r} of the {self.what} is a {type_name(annotation)}, and a batch handler gets those "
+                f"of all its messages: ask for list[{type_name(annotation)}]"
+            )
+        return None
 
-def _shown(annotation: Any) -> str:
-    return getattr(annotation, "__qualname__", None) or str(annotation)
+    def _is_of_one_message(self, kind: Any) -> bool:
+        return self.special.get(kind) is Source.CONTEXT or is_model(kind)
 
 
 def _wrong_colour(what: str, name: str, session: SessionKind, *, is_async: bool) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from conquiet.app.emission import Emit, SyncEmit
 from conquiet.app.events import Event, Events
-from conquiet.app.parameters import Signature, Source, read_signature
+from conquiet.app.parameters import Signature, SignatureReader, Source
 from conquiet.app.resources import Resources
 from conquiet.errors import ConfigurationError, MissingExtraError
 
@@ -158,9 +158,8 @@ class Registry:
         )
 
     def _read(self, function: Callable[..., Any], what: str, *, once: bool, lists: bool = False) -> Signature:
-        signature = read_signature(
-            function, provided=self.resources.__contains__, special=_special(), what=what, lists=lists
-        )
+        reader = SignatureReader(provided=self.resources.__contains__, special=_special(), what=what, lists=lists)
+        signature = reader.read(function)
         _require_colour(signature, what)
         if signature.session is not None:
             self._require_session(signature, what)

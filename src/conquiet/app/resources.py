@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
+from conquiet.app.payloads import type_name
 from conquiet.errors import ConfigurationError
 
 Scope = Literal["message", "process"]
@@ -59,11 +60,15 @@ class Resources:
             ConfigurationError: The type has a factory already, or a parameter of the factory has no declared type.
         """
         if kind in self._providers:
-            raise ConfigurationError(f"{_name(kind)} is provided already: a type has one factory. Use app.override()")
+            raise ConfigurationError(
+                f"{type_name(kind)} is provided already: a type has one factory. Use app.override()"
+            )
         if not callable(factory):
-            raise ConfigurationError(f"the factory of {_name(kind)} must be callable; for a value give lambda: value")
+            raise ConfigurationError(
+                f"the factory of {type_name(kind)} must be callable; for a value give lambda: value"
+            )
         if scope not in {"message", "process"}:
-            raise ConfigurationError(f"the scope of {_name(kind)} must be 'message' or 'process', got {scope!r}")
+            raise ConfigurationError(f"the scope of {type_name(kind)} must be 'message' or 'process', got {scope!r}")
         needs = self._needs(kind, factory, scope)
         self._providers[kind] = Provider(kind, factory, scope, needs)
 
@@ -71,7 +76,7 @@ class Resources:
     def override(self, kind: Any, value: Any) -> Iterator[None]:
         """Use ``value`` for a type while the block runs: for tests."""
         if kind not in self._providers:
-            raise ConfigurationError(f"{_name(kind)} is not provided, so there is nothing to override")
+            raise ConfigurationError(f"{type_name(kind)} is not provided, so there is nothing to override")
         before = dict(self._overrides)
         self._overrides[kind] = value
         try:
@@ -98,7 +103,7 @@ class Resources:
             parameters = inspect.signature(factory).parameters.values()
             hints = get_type_hints(factory) if inspect.isroutine(factory) else {}
         except (ValueError, NameError) as error:
-            raise ConfigurationError(f"the factory of {_name(kind)} has a signature that cannot be read") from error
+            raise ConfigurationError(f"the factory of {type_name(kind)} has a signature that cannot be read") from error
         needs: dict[str, Any] = {}
         for parameter in parameters:
             if parameter.default is not parameter.empty or parameter.kind in {
@@ -109,13 +114,13 @@ class Resources:
             wanted = hints.get(parameter.name)
             if wanted not in self:
                 raise ConfigurationError(
-                    f"the factory of {_name(kind)} asks for {parameter.name!r}, which is not provided: "
+                    f"the factory of {type_name(kind)} asks for {parameter.name!r}, which is not provided: "
                     "declare its type with app.provide() first"
                 )
             if scope == "process" and self._providers[wanted].scope == "message":
                 raise ConfigurationError(
-                    f"{_name(kind)} lives as long as the process and cannot hold {_name(wanted)}, which is made for "
-                    "each message"
+                    f"{type_name(kind)} lives as long as the process and cannot hold {type_name(wanted)}, which is "
+                    "made for each message"
                 )
             needs[parameter.name] = wanted
         return needs
@@ -153,7 +158,3 @@ class Resources:
             return stack.enter_context(contextmanager(factory)(**arguments))
         value = factory(**arguments)
         return await value if inspect.isawaitable(value) else value
-
-
-def _name(kind: Any) -> str:
-    return getattr(kind, "__qualname__", None) or str(kind)

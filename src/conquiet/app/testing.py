@@ -18,19 +18,19 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from conquiet.app.application import App
+from conquiet.app.emission import AppEmitOptions
+from conquiet.app.emitting import AppWaitOptions
 from conquiet.app.memory_broker import EmittedMessage, MemoryBroker, TestClock, read_fields
 from conquiet.app.memory_leases import MemoryLeases, ending
-from conquiet.app.memory_outbox import ClockedOutbox, MemoryTarget
-from conquiet.app.memory_queues import MemoryQueues
-from conquiet.app.waiting_rows import make_due_now
 from conquiet.core.batch_run import BatchRun
+from conquiet.core.clock import SYSTEM_CLOCK
 from conquiet.core.json_codec import CodecError
 from conquiet.core.settlement import RetryLater
-from conquiet.errors import InfrastructureError, JobCancelledError, MessageInProgressError
+from conquiet.core.signatures import takes_keywords_of
+from conquiet.errors import ConfigurationError, InfrastructureError, JobCancelledError, MessageInProgressError
 from conquiet.processor.batch_handler_runner import BatchHandlerRunner, runner_of
 from conquiet.processor.dead_letter_record import DeadRecord, describe
 from conquiet.processor.envelope import Envelope
@@ -39,8 +39,11 @@ from conquiet.processor.results import CANCELLED, DEAD, SUCCEEDED, Progress, Res
 from conquiet.processor.settings import HandlerSettings
 
 if TYPE_CHECKING:
+    from conquiet.app.memory_queues import MemoryQueues
     from conquiet.processor.handler_runner import HandlerRunner
     from conquiet.runtime.context import MessageContext
+    from conquiet.scheduler.entries import ScheduleEntry
+    from conquiet.scheduler.misfires import FirePlan
     from conquiet.transactional.relay import OutboxRelay
 
 _MS = 1_000
@@ -59,6 +62,8 @@ class TestApp:
 
     Attributes:
         clock: The test clock.
+        emitted: Messages sent so far, including messages of schedules, and of transactions that ``drain()`` has
+            relayed.
         dead_letters: Dead-lettered messages, oldest first; for a queue the event is the name of the queue.
     """
 
@@ -67,54 +72,37 @@ class TestApp:
     def __init__(self, app: App, *, now: datetime | None = None) -> None:
         self._app = app
         self.clock = TestClock(datetime.now(UTC) if now is None else now)
-        self._queues = MemoryQueues(lambda: self.clock.now_ms, self._executor)
-        self.dead_letters: list[DeadRecord] = self._queues.dead_letters
+        self.dead_letters: list[DeadRecord] = []
         self._broker = MemoryBroker(self.clock, app.assembly.stream, app.assembly.processor_settings)
+        self.emitted: list[EmittedMessage] = self._broker.emitted
         self._leases = MemoryLeases(app.assembly.group)
         self._runners: dict[str, HandlerRunner] = {}
         self._ticks: dict[str, int] = {}
+        self._queues: MemoryQueues | None = None
         self._relay: OutboxRelay | None = None
         self._threads: ThreadPoolExecutor | None = None
-
-    @property
-    def emitted(self) -> list[EmittedMessage]:
-        """Messages sent so far, including messages of schedules, and of transactions that ``drain()`` has relayed."""
-        return self._broker.emitted
 
     def progress(self, job_id: str) -> Progress | None:
         """Return what the handler of a job has reported last; None if it has reported nothing."""
         return self._broker.progress.get((self._app.assembly.stream, job_id))
 
+    @takes_keywords_of(App.emit)
     async def emit(
-        self,
-        event: str,
-        payload: Any = None,
-        *,
-        session: Any = None,
-        delay_s: float | None = None,
-        at: datetime | None = None,
-        id: str | None = None,  # noqa: A002 - the word for it
-        key: str | None = None,
+        self, event: str, payload: Any = None, *, session: Any = None, **options: Unpack[AppEmitOptions]
     ) -> str:
         """Emit as ``App.emit`` does."""
-        return await self._app.emit(event, payload, session=session, delay_s=delay_s, at=at, id=id, key=key)
+        return await self._app.emit(event, payload, session=session, **options)
 
+    @takes_keywords_of(App.emit_and_wait)
     async def emit_and_wait(
-        self,
-        event: str,
-        payload: Any = None,
-        *,
-        returns: Any = None,
-        timeout_s: float = 30.0,
-        id: str | None = None,  # noqa: A002 - the word for it
-        key: str | None = None,
+        self, event: str, payload: Any = None, *, returns: Any = None, **options: Unpack[AppWaitOptions]
     ) -> Any:
         """Emit as ``App.emit_and_wait`` does. Run due messages and advance the clock until the job has ended.
 
         Retries and other messages that become due meanwhile run at their time. If the job has not ended
         within ``timeout_s`` of the test's clock, ``JobTimeoutError`` is raised without a real wait.
         """
-        return await self._app.emit_and_wait(event, payload, returns=returns, timeout_s=timeout_s, id=id, key=key)
+        return await self._app.emit_and_wait(event, payload, returns=returns, **options)
 
     async def deliver(self, event: str, data: Mapping[str, Any], *, message_id: str) -> None:
         """Deliver a message without checks: of another program, invalid, or a second time."""
@@ -132,6 +120,9 @@ class TestApp:
         Raises:
             ConfigurationError: The app has no such queue.
         """
+        if self._queues is None or queue not in self._app.registry.queues:
+            known = ", ".join(sorted(self._app.registry.queues)) or "none"
+            raise ConfigurationError(f"the app has no queue {queue!r}; its queues: {known}")
         self._queues.publish(queue, payload, message_id)
 
     async def deliver_fields(self, fields: Mapping[str, str | bytes]) -> None:
@@ -167,9 +158,9 @@ class TestApp:
         assembly = self._app.assembly
         self._app.registry.events.require_complete()
         settings = assembly.processor_settings
-        environment = assembly.environment(self._app.emission, asyncio.get_running_loop())
+        environment = assembly.environment(asyncio.get_running_loop())
         # Handlers run one at a time; a second thread is needed if a plain function waits for the result of another.
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="conquiet-test-handler")
+        threads = self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="conquiet-test-handler")
         self._broker.wait, self._broker.loop = self._wait, asyncio.get_running_loop()
         for event, function in assembly.functions(environment).items():
             declared = self._app.registry.handlers[event].settings
@@ -182,28 +173,28 @@ class TestApp:
                 rate=declared.rate,
                 batch=declared.batch,
             )
-            self._runners[event] = runner_of(handler, (), self._executor, lambda: False, settings.max_attempts_limit)
-        for name, syncer in assembly.syncers(environment).items():
-            self._queues.add(name, self._app.registry.queues[name], syncer)
+            self._runners[event] = runner_of(handler, (), lambda: threads, lambda: False, settings.max_attempts_limit)
+        if queues := self._app.registry.queues:
+            from conquiet.app.memory_queues import MemoryQueues
+
+            self._queues = MemoryQueues(
+                queues, assembly.syncers(environment), threads, self.dead_letters, lambda: self.clock.now_ms
+            )
         self._ticks = dict.fromkeys(self._app.registry.schedules, self.clock.now_ms)
         assembly.bus, assembly.clock = self._broker, self.clock
         if assembly.has_database:
-            from conquiet.transactional.outbox import Outbox
+            from conquiet.app.memory_outbox import ClockedOutbox, MemoryTarget, make_due_now
 
             await asyncio.to_thread(self._app.create_tables)
-            engine, table = assembly.database.sync_engine(), assembly.outbox_table
+            engine, table = assembly.database.sync_engine(), assembly.table_names["outbox"]
             self._broker.delays_s |= await asyncio.to_thread(make_due_now, engine, table, assembly.streams)
-            assembly.outbox = ClockedOutbox(Outbox(assembly.outbox_table), self._broker)
+            assembly.outbox = ClockedOutbox(table, self._broker)
             self._relay = assembly.relay(
                 {stream: MemoryTarget(self._broker, self.clock, stream) for stream in assembly.streams}
             )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        from conquiet.core.clock import SYSTEM_CLOCK
-
+    async def __aexit__(self, *_: object) -> None:
         assembly = self._app.assembly
         if self._relay is not None:
             self._relay.close()
@@ -218,7 +209,7 @@ class TestApp:
         """Run the next due message and return the number of handler runs; None if nothing is due by ``until_ms``."""
         if self._broker.outbox_used:
             await self._relay_outbox()
-        if self._queues.has_messages:
+        if self._queues is not None and self._queues.has_messages:
             return await self._queues.run_next()
         due_ms = self._next_due_ms()
         if due_ms is None or due_ms > until_ms:
@@ -243,36 +234,28 @@ class TestApp:
             self.clock.pass_to(self.clock.now_ms)
         return asked.value(*ended)
 
-    def _executor(self) -> ThreadPoolExecutor:
-        assert self._threads is not None  # noqa: S101 - entered
-        return self._threads
-
     async def _relay_outbox(self) -> None:
         self._broker.outbox_used = False
         if self._relay is not None:
             await asyncio.to_thread(self._relay.drain)
 
     def _next_due_ms(self) -> int | None:
-        times = [self._broker.next_due_ms()]
-        if not self._app.registry.schedules:  # an app without schedules needs no extra "scheduler"
-            return times[0]
-        from conquiet.scheduler.misfires import plan_fires
-
-        for name, entry in self._app.registry.schedules.items():
-            times.append(plan_fires(entry, self._ticks[name], self._ticks[name]).wake_at)
-        return min((due for due in times if due is not None), default=None)
+        schedules = self._app.registry.schedules.values()
+        times = [self._planned(entry, self._ticks[entry.name]).wake_at for entry in schedules]
+        return min((due for due in (self._broker.next_due_ms(), *times) if due is not None), default=None)
 
     def _fire_schedules(self) -> None:
-        if not self._app.registry.schedules:
-            return
-        from conquiet.scheduler.misfires import plan_fires
-
-        for name, entry in self._app.registry.schedules.items():
-            plan = plan_fires(entry, self._ticks[name], self.clock.now_ms)
-            self._ticks[name] = plan.decided
+        for entry in self._app.registry.schedules.values():
+            plan = self._planned(entry, self.clock.now_ms)
+            self._ticks[entry.name] = plan.decided
             for due_ms in plan.fire:
                 envelope = Envelope(event=entry.event, id=entry.fire_id(due_ms), data=dict(entry.data))
                 self._broker.publish_at(self.clock.now_ms, entry.stream, envelope)
+
+    def _planned(self, entry: "ScheduleEntry", now_ms: int) -> "FirePlan":
+        from conquiet.scheduler.misfires import plan_fires  # an app without schedules needs no extra "scheduler"
+
+        return plan_fires(entry, self._ticks[entry.name], now_ms)
 
     async def _run_next(self) -> int:
         """Run the message that is due first, unless another message of its key is in progress."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from conquiet.core.background import BackgroundWorker
@@ -98,9 +98,6 @@ class WorkerGroup(BackgroundWorker):
             closing = worker.close()
             if inspect.isawaitable(closing):
                 await closing
-
-    def _enter(self) -> tuple[Coroutine[Any, Any, None], None]:
-        return self.run(), None
 
     async def _run_one(self, worker: Worker) -> Any:
         try:

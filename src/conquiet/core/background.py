@@ -13,9 +13,13 @@ _POLL_S: Final = 0.01
 
 
 class BackgroundWorker(ABC):
-    """The base class of asyncio workers. A subclass has ``run()``, ``health()``, ``close()`` and ``_enter()``."""
+    """The base class of asyncio workers. A subclass has ``run()``, ``health()`` and ``close()``."""
 
     _background: asyncio.Task[Any] | None = None
+
+    @abstractmethod
+    def run(self) -> Coroutine[Any, Any, Any]:
+        """Work until stopped."""
 
     @abstractmethod
     def health(self) -> Health:
@@ -25,9 +29,9 @@ class BackgroundWorker(ABC):
     async def close(self) -> None:
         """Stop, wait for the end, and release what was opened."""
 
-    @abstractmethod
     def _enter(self) -> tuple[Coroutine[Any, Any, Any], asyncio.Event | None]:
         """Return the coroutine to run, and an event that is set once it works. None waits until ``health().ready``."""
+        return self.run(), None
 
     async def __aenter__(self) -> Self:
         """Start in the background and return once the worker has started."""

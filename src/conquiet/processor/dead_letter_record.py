@@ -40,7 +40,7 @@ def describe(error: BaseException | None, *, store_text: bool) -> Failure | None
     if error is None:
         return None
     shown = store_text or isinstance(error, ConquietError | Reject | Retry)
-    return Failure(_type_name(error), _text(error) if shown else "", _frames(error))
+    return Failure(error_type_of(error), _text(error) if shown else "", _frames(error))
 
 
 class DeadRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -103,7 +103,8 @@ def _text(error: BaseException) -> str:
         return "<unprintable exception>"
 
 
-def _type_name(error: BaseException) -> str:
+def error_type_of(error: BaseException) -> str:
+    """Return the qualified name of the class of an exception."""
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
@@ -115,7 +116,7 @@ def _frames(error: BaseException) -> str:
     seen: set[int] = set()
     while current is not None and id(current) not in seen and len(seen) < _CAUSES:
         seen.add(id(current))
-        parts.append(f"{_formatted(current.__traceback__)}{_type_name(current)}\n")
+        parts.append(f"{_formatted(current.__traceback__)}{error_type_of(current)}\n")
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return "caused by:\n".join(parts)
 

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -121,16 +121,14 @@ class DeadLetters:
     Args:
         client: A client without retries. The caller closes it.
         stream: The stream of the messages.
+
+    Attributes:
+        keys: Names of the Redis keys.
     """
 
     def __init__(self, client: AsyncClient, stream: str) -> None:
         self._client = client
-        self._keys = keys_of(stream)
-
-    @property
-    def keys(self) -> Keys:
-        """Names of the Redis keys."""
-        return self._keys
+        self.keys = keys_of(stream)
 
     async def list(self, *, cursor: str | None = None, limit: int = 100, where: DeadFilter = EVERYTHING) -> DeadPage:
         """Return up to ``limit`` dead letters after ``cursor``, oldest first.
@@ -144,7 +142,7 @@ class DeadLetters:
     async def show(self, dead_id: str) -> DeadMessage | None:
         """Return one dead letter with its record and message. None if it does not exist."""
         _require_dead_id(dead_id)
-        found = await self._send("XRANGE", self._keys.dead, dead_id, dead_id)
+        found = await self._send("XRANGE", self.keys.dead, dead_id, dead_id)
         return read_dead_message(*found[0]) if found else None
 
     async def causes(self) -> Sequence[DeadCause]:
@@ -191,7 +189,7 @@ class DeadLetters:
         if to is not None:
             require_text("to", to)
         run = _Replay(
-            self._client, self._keys, dry_run=dry_run, rate_per_s=rate_per_s, group=to, on_progress=on_progress
+            self._client, self.keys, dry_run=dry_run, rate_per_s=rate_per_s, group=to, on_progress=on_progress
         )
         chunk: list[DeadMessage] = []
         async for dead in self._all(where):
@@ -234,19 +232,19 @@ class DeadLetters:
         most = 0 if max_count is None else require_count("max_count", max_count)
         age_ms = 0 if max_age_s is None else max(1, milliseconds(require_seconds("max_age_s", max_age_s)))
         fallen: int = await script("trim").call(
-            self._client, (self._keys.dead,), (most, age_ms), stream=self._keys.stream
+            self._client, (self.keys.dead,), (most, age_ms), stream=self.keys.stream
         )
-        _count_expired(self._keys.stream, fallen)
+        _count_expired(self.keys.stream, fallen)
         return fallen
 
     async def count(self) -> int:
         """Return the number of dead letters."""
-        return int(await self._send("XLEN", self._keys.dead))
+        return int(await self._send("XLEN", self.keys.dead))
 
     async def _delete(self, ids: Sequence[str], *, dry_run: bool) -> int:
         if not ids or dry_run:
             return len(ids)
-        return int(await self._send("XDEL", self._keys.dead, *ids))
+        return int(await self._send("XDEL", self.keys.dead, *ids))
 
     async def _all(self, where: DeadFilter) -> AsyncIterator[DeadMessage]:
         """Iterate over the current dead letters, page by page."""
@@ -256,7 +254,7 @@ class DeadLetters:
                 yield dead
             return
         # End at the newest id, not at the current time: after a failover or a clock step, ids may be in the future.
-        newest = await self._send("XREVRANGE", self._keys.dead, "+", "-", "COUNT", 1)
+        newest = await self._send("XREVRANGE", self.keys.dead, "+", "-", "COUNT", 1)
         if not newest:
             return
         end = parse_id(newest[0][0].decode())
@@ -273,12 +271,12 @@ class DeadLetters:
 
     async def _page(self, cursor: str | None, limit: int) -> tuple[Sequence[DeadMessage], str | None]:
         start = "-" if cursor is None else f"({_require_dead_id(cursor)}"
-        reply = await self._send("XRANGE", self._keys.dead, start, "+", "COUNT", limit)
+        reply = await self._send("XRANGE", self.keys.dead, start, "+", "COUNT", limit)
         items = [read_dead_message(raw_id, fields) for raw_id, fields in reply]
         return items, items[-1].id if len(items) == limit else None
 
     async def _send(self, *words: Word) -> Any:
-        return await command(self._client, *words, stream=self._keys.stream)
+        return await command(self._client, *words, stream=self.keys.stream)
 
 
 async def apply_retention(client: AsyncClient, settings: ProcessorSettings, keys: Keys, found: Poll) -> None:
@@ -293,54 +291,48 @@ async def apply_retention(client: AsyncClient, settings: ProcessorSettings, keys
         await DeadLetters(client, keys.stream).trim(max_count=most, max_age_s=age_s)
 
 
+@dataclass(slots=True)
 class _Replay:
     """The rate and counts of one replay."""
 
-    def __init__(
-        self,
-        client: AsyncClient,
-        keys: Keys,
-        *,
-        dry_run: bool,
-        rate_per_s: float | None,
-        group: str | None,
-        on_progress: Callable[[ReplayReport], None] | None,
-    ) -> None:
-        self._client = client
-        self._keys = keys
-        self._dry_run = dry_run
-        self._rate_per_s = rate_per_s
-        self._group = group
-        self._on_progress = on_progress
-        self._began = time.monotonic()
+    client: AsyncClient
+    keys: Keys
+    dry_run: bool
+    rate_per_s: float | None
+    group: str | None
+    on_progress: Callable[[ReplayReport], None] | None
+    began: float = field(default_factory=time.monotonic)
+    taken: int = 0
+    gone: int = 0
+    unreplayable: int = 0
+
+    @property
+    def chunk_size(self) -> int:
         # Ten steps per second are smooth enough, and each is small enough not to block the server.
-        self.chunk_size = _CHUNK if rate_per_s is None else max(1, min(_CHUNK, int(rate_per_s / 10)))
-        self.taken = 0
-        self.gone = 0
-        self.unreplayable = 0
+        return _CHUNK if self.rate_per_s is None else max(1, min(_CHUNK, int(self.rate_per_s / 10)))
 
     async def step(self, chunk: "list[DeadMessage]") -> None:
         if not chunk:
             return
-        if self._rate_per_s is not None and not self._dry_run:
-            due_s = self._began + (self.taken + self.gone) / self._rate_per_s - time.monotonic()
+        if self.rate_per_s is not None and not self.dry_run:
+            due_s = self.began + (self.taken + self.gone) / self.rate_per_s - time.monotonic()
             await asyncio.sleep(max(0.0, due_s))
-        args: list[Arg] = ["1" if self._dry_run else "0"]
+        args: list[Arg] = ["1" if self.dry_run else "0"]
         for dead in chunk:
-            group = self._group or dead.record.group
+            group = self.group or dead.record.group
             # Any nesting depth is accepted: the payload was read one level deeper, inside its record.
             args += (dead.id, group, encode_raw(replayed(dead.record.payload or {}, group=group)))
-        names = (self._keys.stream, self._keys.dead, self._keys.order)
-        answers = await script("replay").call(self._client, names, args, stream=self._keys.stream)
+        names = (self.keys.stream, self.keys.dead, self.keys.order)
+        answers = await script("replay").call(self.client, names, args, stream=self.keys.stream)
         self.taken += answers.count(_TAKEN)
         self.gone += answers.count(_GONE)
         self.unreplayable += answers.count(_NO_GROUP)
-        if self._on_progress is not None and not self._dry_run:
-            self._on_progress(self.report())
+        if self.on_progress is not None and not self.dry_run:
+            self.on_progress(self.report())
 
     def report(self) -> ReplayReport:
         matched = self.taken + self.gone + self.unreplayable
-        return ReplayReport(matched, self.taken, self.gone, self.unreplayable, self._dry_run)
+        return ReplayReport(matched, self.taken, self.gone, self.unreplayable, self.dry_run)
 
 
 def _cause(record: DeadRecord) -> str:

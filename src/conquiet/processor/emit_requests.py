@@ -4,14 +4,14 @@ import time
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 
 from conquiet.core.causation import carried
 from conquiet.core.json_codec import TOO_LARGE, CodecError, encode_payload
 from conquiet.core.redaction import printable
-from conquiet.core.tracing import require_headers
+from conquiet.core.tracing import Headers, require_headers
 from conquiet.core.validation import require_seconds, require_text
 from conquiet.errors import ConfigurationError, PayloadError
 from conquiet.metrics.registry import PROCESSOR_EMITTED_TOTAL
@@ -51,7 +51,39 @@ class NewMessage:
     max_attempts: int | None = None
     keep_result_s: float | None = None
     key: str | None = None
-    headers: Mapping[str, str] | None = None
+    headers: Headers | None = None
+
+
+class JobEmitOptions(TypedDict, total=False):
+    """Options of every message. ``Emitter.emit`` describes them."""
+
+    id: str | None
+    max_attempts: int | None
+    key: str | None
+
+
+class MessageOptions(JobEmitOptions, total=False):
+    """Options of a message that is not waited for."""
+
+    delay_s: float | None
+    at: Moment | None
+    headers: Headers | None
+
+
+class EmitOptions(MessageOptions, total=False):
+    """The keywords of ``Emitter.emit``."""
+
+    stream: str | None
+    debounce: str | None
+    replicas: int | None
+
+
+class WaitOptions(JobEmitOptions, total=False):
+    """The keywords of ``Emitter.emit_and_wait``."""
+
+    stream: str | None
+    timeout_s: float
+    keep_result_s: float
 
 
 class Emitted(NamedTuple):

@@ -14,19 +14,19 @@ from typing import Any
 
 from conquiet.core import tracing
 from conquiet.core.tracing import Headers
+from conquiet.core.validation import require_text
 from conquiet.errors import LifecycleError
 from conquiet.processor.emit_requests import (
     EmitPlanner,
     Emitted,
     Moment,
     NewMessage,
-    ScriptCall,
     new_states,
     parse_reply,
     with_headers,
 )
 from conquiet.processor.jobs import JobRecorder
-from conquiet.processor.results import Progress, write_progress
+from conquiet.processor.results import JobHandle, Progress, write_progress
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.redis_transport.client import AsyncClient
 from conquiet.redis_transport.replica_wait import ReplicaWait
@@ -103,11 +103,11 @@ class Emitter:
         wait = self._settings.replica_wait(replicas)
         message = NewMessage(event, data, id, delay_s, at, max_attempts, key=key, headers=headers)
         if tracing.active is None:
-            return (await self._send(self._plans.steps((message,), stream, debounce=debounce), wait))[0]
+            return (await self._emit((message,), stream, wait, debounce))[0]
         name = self._plans.name(stream)
         with tracing.active.send("redis", name, event=event, message_id=id, headers=headers) as span:
             message = replace(message, headers=span.headers)
-            return (await self._send(self._plans.steps((message,), stream, debounce=debounce), wait))[0]
+            return (await self._emit((message,), stream, wait, debounce))[0]
 
     async def emit_many(
         self, messages: Iterable[NewMessage], *, stream: str | None = None, replicas: int | None = None
@@ -119,16 +119,63 @@ class Emitter:
         """
         wait = self._settings.replica_wait(replicas)
         if tracing.active is None:
-            return await self._send(self._plans.steps(messages, stream), wait)
+            return await self._emit(messages, stream, wait)
         batch = list(messages)
         with tracing.active.send("redis", self._plans.name(stream), count=len(batch)) as span:
-            return await self._send(self._plans.steps(with_headers(batch, span.headers), stream), wait)
+            return await self._emit(with_headers(batch, span.headers), stream, wait)
+
+    async def emit_and_wait(
+        self,
+        event: str,
+        data: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = 30.0,
+        keep_result_s: float = 3_600.0,
+        id: str | None = None,  # noqa: A002 - the common name
+        stream: str | None = None,
+        max_attempts: int | None = None,
+        key: str | None = None,
+    ) -> Any:
+        """Emit one message, wait through all its attempts, and return the handler's result. Any worker may handle it.
+
+        If ``id`` was emitted before, the message is not emitted again, and its result is awaited.
+
+        Args:
+            event: Selects the handler.
+            data: A JSON object for the handler.
+            timeout_s: How long to wait. The job continues after that: ``job(id).result()`` waits again.
+            keep_result_s: How long the result is kept after the end.
+            id: Identity of the message; see ``emit``.
+            stream: The stream, instead of the default one.
+            max_attempts: Total number of attempts, instead of the handler's setting. The worker limits it to that
+                setting, or to its ``max_attempts_limit``.
+            key: Messages of one key run one at a time and in order, so the wait includes earlier messages of the key.
+
+        Raises:
+            JobFailedError: The job is dead.
+            JobCancelledError: The job was cancelled.
+            JobTimeoutError: The job has not ended in time.
+        """
+        message = NewMessage(event, data, id, max_attempts=max_attempts, key=key, keep_result_s=keep_result_s)
+        return await (await self.emit_job(message, stream=stream)).result(timeout_s=timeout_s)
+
+    async def emit_job(self, message: NewMessage, *, stream: str | None = None) -> JobHandle:
+        """Emit one message, and return its job, to wait for."""
+        (emitted,) = await self.emit_many((message,), stream=stream)
+        return JobHandle(self._client, emitted.stream, emitted.id)
+
+    def job(self, job_id: str, *, stream: str | None = None) -> JobHandle:
+        """Return the handle of a job, to wait for its result or read its progress. Sends nothing."""
+        return JobHandle(self._client, self._plans.name(stream), require_text("id", job_id))
 
     async def report_progress(self, stream: str, job_id: str, progress: Progress) -> None:
         """Write the progress of a job; see ``JobContext.progress``."""
         await write_progress(self._client, stream, job_id, progress)
 
-    async def _send(self, steps: Iterable[ScriptCall], wait: ReplicaWait) -> list[Emitted]:
+    async def _emit(
+        self, messages: Iterable[NewMessage], stream: str | None, wait: ReplicaWait, debounce: str | None = None
+    ) -> list[Emitted]:
+        steps = self._plans.steps(messages, stream, debounce=debounce)
         self._check_loop()
         emitted: list[Emitted] = []
         for step in steps:

@@ -26,7 +26,7 @@ from conquiet.core.micro_batcher import MicroBatcher
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_positive
 from conquiet.errors import ConfigurationError, QueueError
-from conquiet.processor.dead_letter_record import describe
+from conquiet.processor.dead_letter_record import error_type_of
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.policy import milliseconds
@@ -154,11 +154,10 @@ class JobRecorder:
         self, keys: Keys, envelope: Envelope, state: JobState, failure: BaseException | None = None
     ) -> None:
         """Write a state and return when it is written or has failed. Never raises if Redis is unavailable."""
-        described = describe(failure, store_text=False)
         await self.record_all(
             keys,
             [(envelope.id, envelope.event, envelope.attempt, state)],
-            error_type="" if described is None else described.type,
+            error_type="" if failure is None else error_type_of(failure),
             story=Story(envelope).encode() if envelope.failures else b"",
         )
 

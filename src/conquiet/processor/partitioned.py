@@ -8,27 +8,24 @@ See docs/decisions/0051.
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from conquiet.core.background import BackgroundWorker
 from conquiet.core.identity import stable_consumer_id
 from conquiet.core.lifecycle import AsyncLifecycle, Status
-from conquiet.core.redaction import printable
+from conquiet.core.log import FactLogger
 from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError, LifecycleError, QueueError
 from conquiet.processor.context import JobContext
-from conquiet.processor.emit_requests import Emitted, NewMessage
-from conquiet.processor.emitter import Emitter
 from conquiet.processor.jobs import JobRecorder
 from conquiet.processor.middleware import Middleware, Next
+from conquiet.processor.operator_calls import EmitCalls
 from conquiet.processor.partition_layout import PartitionLayout
 from conquiet.processor.partition_mover import PartitionMover
 from conquiet.processor.partitioned_emitter import PartitionedEmitter
-from conquiet.processor.partitioned_results import PartitionedJobHandle
 from conquiet.processor.partitioned_stream import PartitionedStream
 from conquiet.processor.partitions import partition_name, require_partitions, require_stream_name
 from conquiet.processor.processor import Processor
@@ -39,7 +36,7 @@ from conquiet.runtime.engine_events import Callback
 from conquiet.runtime.health import NOT_STARTED, EngineHealth
 from conquiet.runtime.settings import RuntimeSettings
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 _REFRESHES = 2
 """Periods of ``refresh_s`` between two reads of the number of partitions."""
@@ -47,7 +44,7 @@ _REFRESHES = 2
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class PartitionedProcessor(BackgroundWorker):
+class PartitionedProcessor(EmitCalls, BackgroundWorker):
     """Runs a handler per event for one stream with many partitions. The guarantees of ``Processor`` apply.
 
     Order by key holds, even while the number of partitions grows.
@@ -62,6 +59,10 @@ class PartitionedProcessor(BackgroundWorker):
         consumer_id: Name of this consumer in it. Default: derived from host name and process id.
         settings: The processor's settings.
         runtime: The engine's settings.
+
+    Attributes:
+        name: Name of the worker: its consumer id.
+        partitions: Number of partitions that this processor reads.
     """
 
     def __init__(
@@ -78,13 +79,14 @@ class PartitionedProcessor(BackgroundWorker):
     ) -> None:
         self._redis = redis
         self._stream = require_stream_name(stream)
-        self._partitions = require_partitions(partitions)
+        self._least = require_partitions(partitions)
         self._concurrency = require_positive("concurrency", concurrency)
         self._settings = ProcessorSettings() if settings is None else settings
+        self.name = stable_consumer_id() if consumer_id is None else require_text("consumer_id", consumer_id)
         self._options: dict[str, Any] = {
             "concurrency": concurrency,
             "group": require_text("group", group),
-            "consumer_id": stable_consumer_id() if consumer_id is None else require_text("consumer_id", consumer_id),
+            "consumer_id": self.name,
             "settings": self._settings,
             "runtime": runtime,
         }
@@ -97,7 +99,7 @@ class PartitionedProcessor(BackgroundWorker):
         self._callbacks: list[tuple[str, Callback]] = []
         self._slots = asyncio.Semaphore(self._concurrency)
         self._running: dict[asyncio.Task[Any], Processor] = {}
-        self._covered = 0
+        self.partitions = 0
         self._has_batches = False
         self._lifecycle = AsyncLifecycle("this PartitionedProcessor")
         self._ready = asyncio.Event()
@@ -165,8 +167,8 @@ class PartitionedProcessor(BackgroundWorker):
     async def _read_partitions(self) -> None:
         """Start the processors, and check for growth until one of them ends. A stop cancels this."""
         layout = await self._layout.read()
-        if layout.to_read < self._partitions:
-            layout = await self._layout.grow(self._partitions)
+        if layout.to_read < self._least:
+            layout = await self._layout.grow(self._least)
         self._cover(layout.to_read)
         self._ready.set()
         period_s = _REFRESHES * self._settings.refresh_s
@@ -183,26 +185,20 @@ class PartitionedProcessor(BackgroundWorker):
                 await self._layout.finish_growth()
         except (QueueError, RedisError, OSError) as error:
             logger.warning(
-                "partitions of stream %s could not be read (%s); read again in %s s",
-                printable(self._stream),
-                type(error).__name__,
-                _REFRESHES * self._settings.refresh_s,
-                extra={"stream": printable(self._stream), "error": type(error).__name__},
+                "partitions of stream %(stream)s could not be read (%(error)s); read again in %(next_try_s)s s",
+                stream=self._stream,
+                error=type(error).__name__,
+                next_try_s=_REFRESHES * self._settings.refresh_s,
             )
             return
-        if layout.to_read > self._covered:
-            logger.info(
-                "stream %s has grown from %s to %s partitions",
-                printable(self._stream),
-                self._covered,
-                layout.to_read,
-                extra={"stream": printable(self._stream), "before": self._covered, "partitions": layout.to_read},
-            )
+        if layout.to_read > self.partitions:
+            facts = {"stream": self._stream, "before": self.partitions, "partitions": layout.to_read}
+            logger.info("stream %(stream)s has grown from %(before)s to %(partitions)s partitions", **facts)
             self._cover(layout.to_read)
 
     def _cover(self, count: int) -> None:
         """Start a processor for partitions that have none."""
-        streams = [partition_name(self._stream, index) for index in range(self._covered, count)]
+        streams = [partition_name(self._stream, index) for index in range(self.partitions, count)]
         processor = Processor(self._redis, streams, **self._options)
         if not self._has_batches:  # middlewares are not allowed with batch handlers
             processor.add_middleware(self._limit)
@@ -211,7 +207,7 @@ class PartitionedProcessor(BackgroundWorker):
         for event, callback in self._callbacks:
             processor.on(event, callback)
         processor._poll_listeners.append(PartitionMover(self._client, self._stream, self._layout))  # noqa: SLF001 - same package
-        self._covered = count
+        self.partitions = count
         self._running[asyncio.create_task(processor.run(), name=f"conquiet-partitions-{count}")] = processor
 
     async def _limit(self, ctx: JobContext, call_next: Next) -> object:
@@ -257,46 +253,15 @@ class PartitionedProcessor(BackgroundWorker):
         return self._lifecycle.status
 
     @property
-    def name(self) -> str:
-        """Name of the worker: its consumer id."""
-        return str(self._options["consumer_id"])
-
-    @property
     def abandoned(self) -> int:
         """Handlers that did not end within the grace period."""
         return sum(processor.abandoned for processor in self._running.values())
-
-    @property
-    def partitions(self) -> int:
-        """Number of partitions that this processor reads."""
-        return self._covered
 
     def health(self) -> EngineHealth:
         """Return the health of the first engine that is not ready, without a call to the server. Never raises."""
         states = [processor.health() for processor in list(self._running.values())]
         found = next((state for state in states if not state.ready), states[0]) if states else NOT_STARTED
         return replace(found, status=self._lifecycle.status, handled=sum(state.handled for state in states))
-
-    @takes_keywords_of(Emitter.emit)
-    async def emit(self, event: str, data: Mapping[str, Any] | None = None, **options: Any) -> Emitted:
-        """Emit one message to the partition of its key, or round-robin; see ``PartitionedEmitter``."""
-        return await self._emitter.emit(event, data, **options)
-
-    async def emit_many(self, messages: Iterable[NewMessage], *, replicas: int | None = None) -> list[Emitted]:
-        """Emit many messages; see ``PartitionedEmitter``."""
-        return await self._emitter.emit_many(messages, replicas=replicas)
-
-    @takes_keywords_of(PartitionedEmitter.emit_and_wait)
-    async def emit_and_wait(self, event: str, data: Mapping[str, Any] | None = None, **options: Any) -> Any:
-        """Emit one message, wait through all its attempts, and return the handler's result, from any partition.
-
-        Options and errors as for ``Processor.emit_and_wait``, without ``stream``.
-        """
-        return await self._emitter.emit_and_wait(event, data, **options)
-
-    def job(self, job_id: str) -> PartitionedJobHandle:
-        """Return the handle of a job, to wait for its result or read its progress. Sends nothing."""
-        return self._emitter.job(job_id)
 
     @property
     def as_stream(self) -> PartitionedStream:

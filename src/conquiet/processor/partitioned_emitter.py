@@ -3,15 +3,11 @@
 See docs/decisions/0051.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Iterable
 
-from conquiet.core import tracing
-from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.validation import require_text
 from conquiet.errors import ConfigurationError
-from conquiet.processor.emit_requests import EmitPlanner, Emitted, NewMessage, require_new_message, with_headers
+from conquiet.processor.emit_requests import Emitted, NewMessage, require_new_message
 from conquiet.processor.emitter import Emitter
 from conquiet.processor.jobs import JobRecorder, record_new
 from conquiet.processor.partition_layout import PartitionLayout, read_layout_sync
@@ -19,12 +15,15 @@ from conquiet.processor.partition_routing import PartitionRouter, RoutedMessages
 from conquiet.processor.partitioned_results import EmittedTo, PartitionedJobHandle, SyncPartitionedJobHandle
 from conquiet.processor.partitions import require_stream_name
 from conquiet.processor.settings import ProcessorSettings
-from conquiet.redis_transport.client import AnyRedis, AsyncClient, clone_sync
+from conquiet.processor.sync_emitter import SyncEmitter
+from conquiet.redis_transport.client import AnyRedis, AsyncClient
 from conquiet.redis_transport.replica_wait import ReplicaWait
 
 
-class PartitionedEmitter:
-    """Emits to one partitioned stream.
+class PartitionedEmitter(Emitter):
+    """Emits to one partitioned stream. It takes neither ``stream`` nor ``debounce``.
+
+    ``emit_many`` is atomic per partition and chunk, and in order for each key.
 
     Args:
         client: A client without retries, as returned by ``clone_async``. The caller closes it.
@@ -41,57 +40,27 @@ class PartitionedEmitter:
         *,
         jobs: JobRecorder | None = None,
     ) -> None:
-        self._client = client
-        self._stream = stream
+        self._stream = require_stream_name(stream)
+        super().__init__(client, stream, settings, jobs=jobs)
         self._layouts = PartitionLayout(client, stream)
-        self._settings = ProcessorSettings() if settings is None else settings
-        self._plans = EmitPlanner(stream, self._settings)
-        self._jobs = jobs
         self._router = PartitionRouter()
 
-    @takes_keywords_of(Emitter.emit)
-    async def emit(self, event: str, data: Mapping[str, Any] | None = None, **options: Any) -> Emitted:
-        """Emit one message. Options as for ``Emitter.emit``, without ``stream`` and ``debounce``."""
-        _require_possible(options)
-        replicas = options.pop("replicas", None)
-        return (await self.emit_many([NewMessage(event, data, **options)], replicas=replicas))[0]
-
-    async def emit_many(self, messages: Iterable[NewMessage], *, replicas: int | None = None) -> list[Emitted]:
-        """Emit many messages, atomically per partition and chunk, and in order for each key."""
-        wait = self._settings.replica_wait(replicas)
-        batch = _checked(messages)
-        if tracing.active is None:
-            return await self._emit(batch, wait)
-        with tracing.active.send("redis", self._stream, count=len(batch)) as span:
-            return await self._emit(with_headers(batch, span.headers), wait)
-
-    async def emit_and_wait(
-        self,
-        event: str,
-        data: Mapping[str, Any] | None = None,
-        *,
-        timeout_s: float = 30.0,
-        keep_result_s: float = 3_600.0,
-        id: str | None = None,  # noqa: A002 - the common name
-        max_attempts: int | None = None,
-        key: str | None = None,
-    ) -> Any:
-        """Emit one message, wait, and return the handler's result; see ``Processor.emit_and_wait``."""
-        message = NewMessage(event, data, id, max_attempts=max_attempts, key=key, keep_result_s=keep_result_s)
-        return await (await self.emit_job(message)).result(timeout_s=timeout_s)
-
-    async def emit_job(self, message: NewMessage) -> PartitionedJobHandle:
+    async def emit_job(self, message: NewMessage, *, stream: str | None = None) -> PartitionedJobHandle:
         """Emit one message, and return its job, to wait for."""
-        emitted = (await self.emit_many([message]))[0]
+        (emitted,) = await self.emit_many((message,), stream=stream)
         place = EmittedTo(emitted.stream, message.key is not None, self._router.layout)
         return PartitionedJobHandle(self._client, self._stream, emitted.id, place)
 
-    def job(self, job_id: str) -> PartitionedJobHandle:
+    def job(self, job_id: str, *, stream: str | None = None) -> PartitionedJobHandle:
         """Return the handle of a job. It queries all partitions for the result; one round takes at most a second."""
+        _require_none(stream)
         return PartitionedJobHandle(self._client, self._stream, require_text("id", job_id))
 
-    async def _emit(self, messages: Sequence[NewMessage], wait: ReplicaWait) -> list[Emitted]:
-        routed = RoutedMessages(self._router, self._plans, self._stream, messages)
+    async def _emit(
+        self, messages: Iterable[NewMessage], stream: str | None, wait: ReplicaWait, debounce: str | None = None
+    ) -> list[Emitted]:
+        _require_none(stream, debounce)
+        routed = RoutedMessages(self._router, self._plans, self._stream, _checked(messages))
         while routed.waiting:
             layout = self._router.layout
             if layout is None:
@@ -103,8 +72,8 @@ class PartitionedEmitter:
         return routed.emitted()
 
 
-class SyncPartitionedEmitter:
-    """Emits to one partitioned stream from plain functions, in any number of threads; see ``SyncEmitter``.
+class SyncPartitionedEmitter(SyncEmitter):
+    """Emits to one partitioned stream from plain functions, in any number of threads; see ``PartitionedEmitter``.
 
     Args:
         redis: A client of redis-py. Separate connections to the same server are opened.
@@ -114,70 +83,25 @@ class SyncPartitionedEmitter:
 
     def __init__(self, redis: AnyRedis, stream: str, settings: ProcessorSettings | None = None) -> None:
         self._stream = require_stream_name(stream)
-        self._settings = ProcessorSettings() if settings is None else settings
-        self._plans = EmitPlanner(stream, self._settings)
-        self._client = clone_sync(redis)
+        super().__init__(redis, stream, settings)
         self._router = PartitionRouter()
 
-    @takes_keywords_of(Emitter.emit)
-    def emit(self, event: str, data: Mapping[str, Any] | None = None, **options: Any) -> Emitted:
-        """Emit one message; see ``PartitionedEmitter.emit``."""
-        _require_possible(options)
-        replicas = options.pop("replicas", None)
-        return self.emit_many([NewMessage(event, data, **options)], replicas=replicas)[0]
-
-    def emit_many(self, messages: Iterable[NewMessage], *, replicas: int | None = None) -> list[Emitted]:
-        """Emit many messages; see ``PartitionedEmitter.emit_many``."""
-        wait = self._settings.replica_wait(replicas)
-        batch = _checked(messages)
-        if tracing.active is None:
-            return self._emit(batch, wait)
-        with tracing.active.send("redis", self._stream, count=len(batch)) as span:
-            return self._emit(with_headers(batch, span.headers), wait)
-
-    def emit_and_wait(
-        self,
-        event: str,
-        data: Mapping[str, Any] | None = None,
-        *,
-        timeout_s: float = 30.0,
-        keep_result_s: float = 3_600.0,
-        id: str | None = None,  # noqa: A002 - the common name
-        max_attempts: int | None = None,
-        key: str | None = None,
-    ) -> Any:
-        """Emit one message, wait, and return the handler's result; see ``Processor.emit_and_wait``.
-
-        The wait blocks the calling thread and holds one connection.
-        """
-        message = NewMessage(event, data, id, max_attempts=max_attempts, key=key, keep_result_s=keep_result_s)
-        return self.emit_job(message).result(timeout_s=timeout_s)
-
-    def emit_job(self, message: NewMessage) -> SyncPartitionedJobHandle:
+    def emit_job(self, message: NewMessage, *, stream: str | None = None) -> SyncPartitionedJobHandle:
         """Emit one message, and return its job, to wait for."""
-        emitted = self.emit_many([message])[0]
+        (emitted,) = self.emit_many((message,), stream=stream)
         place = EmittedTo(emitted.stream, message.key is not None, self._router.layout)
         return SyncPartitionedJobHandle(self._client, self._stream, emitted.id, place)
 
-    def job(self, job_id: str) -> SyncPartitionedJobHandle:
+    def job(self, job_id: str, *, stream: str | None = None) -> SyncPartitionedJobHandle:
         """Return the handle of a job. It queries all partitions for the result; one round takes at most a second."""
+        _require_none(stream)
         return SyncPartitionedJobHandle(self._client, self._stream, require_text("id", job_id))
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the connections."""
-        self.close()
-
-    def _emit(self, messages: Sequence[NewMessage], wait: ReplicaWait) -> list[Emitted]:
-        routed = RoutedMessages(self._router, self._plans, self._stream, messages)
+    def _emit(
+        self, messages: Iterable[NewMessage], stream: str | None, wait: ReplicaWait, debounce: str | None = None
+    ) -> list[Emitted]:
+        _require_none(stream, debounce)
+        routed = RoutedMessages(self._router, self._plans, self._stream, _checked(messages))
         while routed.waiting:
             layout = self._router.layout
             if layout is None:
@@ -189,8 +113,8 @@ class SyncPartitionedEmitter:
         return routed.emitted()
 
 
-def _require_possible(options: dict[str, Any]) -> None:
-    if options.pop("stream", None) is not None or options.pop("debounce", None) is not None:
+def _require_none(stream: str | None, debounce: str | None = None) -> None:
+    if stream is not None or debounce is not None:
         raise ConfigurationError("a partitioned stream takes neither stream nor debounce. Nothing was sent")
 
 

@@ -149,14 +149,6 @@ class ResultQuestions:
         left_ms = min(round((ends_at - time.monotonic()) * 1000), _SLICE_MS)
         return ("XREAD", "BLOCK", max(1, left_ms // places), "STREAMS", self.keys.result(self._id), "0-0")
 
-    def cancelled_key(self) -> str:
-        """Return the key of the cancellation record."""
-        return self.keys.cancelled(self._id)
-
-    def progress_key(self) -> str:
-        """Return the key of the reported progress."""
-        return self.keys.progress(self._id)
-
     def value(self, state: str, value: bytes) -> Any:
         """Return the handler's result, or raise the error for a dead or cancelled job."""
         decoded = msgspec.json.decode(value)
@@ -262,14 +254,14 @@ class JobHandle:
                 reply = await command(self._client, *words, action=_WAITING, stream=self.stream, blocking=True)
                 if (found := parse_result(reply)) is not None:
                     return asked.value(*found)
-                asked.raise_if_cancelled(await self._hash(asked.cancelled_key()))
+                asked.raise_if_cancelled(await self._hash(asked.keys.cancelled(self.id)))
             if time.monotonic() >= ends_at:
                 raise ResultQuestions(self.stream, self.id).too_late(timeout_s)
 
     async def progress(self) -> Progress | None:
         """Return what the job's handler has reported last; None if it has reported nothing."""
         for stream in await self._streams():
-            if found := parse_progress(await self._hash(ResultQuestions(stream, self.id).progress_key())):
+            if found := parse_progress(await self._hash(keys_of(stream).progress(self.id))):
                 return found
         return None
 
@@ -312,14 +304,14 @@ class SyncJobHandle:
                 reply = command_sync(self._client, *words, action=_WAITING, stream=self.stream, blocking=True)
                 if (found := parse_result(reply)) is not None:
                     return asked.value(*found)
-                asked.raise_if_cancelled(self._hash(asked.cancelled_key()))
+                asked.raise_if_cancelled(self._hash(asked.keys.cancelled(self.id)))
             if time.monotonic() >= ends_at:
                 raise ResultQuestions(self.stream, self.id).too_late(timeout_s)
 
     def progress(self) -> Progress | None:
         """Return what the job's handler has reported last; None if it has reported nothing."""
         for stream in self._streams():
-            if found := parse_progress(self._hash(ResultQuestions(stream, self.id).progress_key())):
+            if found := parse_progress(self._hash(keys_of(stream).progress(self.id))):
                 return found
         return None
 

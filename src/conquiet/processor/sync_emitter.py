@@ -2,22 +2,23 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Unpack
 
 from conquiet.core import tracing
-from conquiet.core.tracing import Headers
+from conquiet.core.closing import ClosedAfterUse
+from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.validation import require_text
 from conquiet.processor.emit_requests import (
     EmitPlanner,
     Emitted,
-    Moment,
+    JobEmitOptions,
+    MessageOptions,
     NewMessage,
-    ScriptCall,
     new_states,
     parse_reply,
     with_headers,
 )
+from conquiet.processor.emitter import Emitter
 from conquiet.processor.jobs import record_new
 from conquiet.processor.results import SyncJobHandle
 from conquiet.processor.settings import ProcessorSettings
@@ -25,7 +26,7 @@ from conquiet.redis_transport.client import AnyRedis, clone_sync
 from conquiet.redis_transport.replica_wait import ReplicaWait
 
 
-class SyncEmitter:
+class SyncEmitter(ClosedAfterUse):
     """Emits to streams of one server from plain functions: web views, scripts, threads.
 
     One emitter serves any number of threads. After a fork, each process must create a new one.
@@ -42,30 +43,26 @@ class SyncEmitter:
         self._plans = EmitPlanner(stream, self._settings)
         self._client = clone_sync(redis)
 
-    def emit(  # noqa: PLR0913 - as in Emitter
+    @takes_keywords_of(Emitter.emit)
+    def emit(
         self,
         event: str,
         data: Mapping[str, Any] | None = None,
         *,
-        id: str | None = None,  # noqa: A002 - the common name
-        delay_s: float | None = None,
-        at: Moment | None = None,
         stream: str | None = None,
-        max_attempts: int | None = None,
         debounce: str | None = None,
-        key: str | None = None,
         replicas: int | None = None,
-        headers: Headers | None = None,
+        **options: Unpack[MessageOptions],
     ) -> Emitted:
         """Emit one message; see ``Emitter.emit`` for the arguments and errors."""
         wait = self._settings.replica_wait(replicas)
-        message = NewMessage(event, data, id, delay_s, at, max_attempts, key=key, headers=headers)
+        message = NewMessage(event, data, **options)
         if tracing.active is None:
-            return self._send(self._plans.steps((message,), stream, debounce=debounce), wait)[0]
+            return self._emit((message,), stream, wait, debounce)[0]
         name = self._plans.name(stream)
-        with tracing.active.send("redis", name, event=event, message_id=id, headers=headers) as span:
+        with tracing.active.send("redis", name, event=event, message_id=message.id, headers=message.headers) as span:
             message = replace(message, headers=span.headers)
-            return self._send(self._plans.steps((message,), stream, debounce=debounce), wait)[0]
+            return self._emit((message,), stream, wait, debounce)[0]
 
     def emit_many(
         self, messages: Iterable[NewMessage], *, stream: str | None = None, replicas: int | None = None
@@ -73,11 +70,12 @@ class SyncEmitter:
         """Emit many messages, atomically per chunk; see ``Emitter.emit_many``."""
         wait = self._settings.replica_wait(replicas)
         if tracing.active is None:
-            return self._send(self._plans.steps(messages, stream), wait)
+            return self._emit(messages, stream, wait)
         batch = list(messages)
         with tracing.active.send("redis", self._plans.name(stream), count=len(batch)) as span:
-            return self._send(self._plans.steps(with_headers(batch, span.headers), stream), wait)
+            return self._emit(with_headers(batch, span.headers), stream, wait)
 
+    @takes_keywords_of(Emitter.emit_and_wait)
     def emit_and_wait(
         self,
         event: str,
@@ -85,18 +83,20 @@ class SyncEmitter:
         *,
         timeout_s: float = 30.0,
         keep_result_s: float = 3_600.0,
-        id: str | None = None,  # noqa: A002 - the common name
         stream: str | None = None,
-        max_attempts: int | None = None,
-        key: str | None = None,
+        **options: Unpack[JobEmitOptions],
     ) -> Any:
-        """Emit one message, wait, and return the handler's result; see ``Processor.emit_and_wait``.
+        """Emit one message, wait, and return the handler's result; see ``Emitter.emit_and_wait``.
 
         The wait blocks the calling thread and holds one connection.
         """
-        message = NewMessage(event, data, id, max_attempts=max_attempts, key=key, keep_result_s=keep_result_s)
-        emitted = self.emit_many([message], stream=stream)[0]
-        return SyncJobHandle(self._client, emitted.stream, emitted.id).result(timeout_s=timeout_s)
+        message = NewMessage(event, data, keep_result_s=keep_result_s, **options)
+        return self.emit_job(message, stream=stream).result(timeout_s=timeout_s)
+
+    def emit_job(self, message: NewMessage, *, stream: str | None = None) -> SyncJobHandle:
+        """Emit one message, and return its job, to wait for."""
+        (emitted,) = self.emit_many((message,), stream=stream)
+        return SyncJobHandle(self._client, emitted.stream, emitted.id)
 
     def job(self, job_id: str, *, stream: str | None = None) -> SyncJobHandle:
         """Return the handle of a job, to wait for its result or read its progress. Sends nothing."""
@@ -106,18 +106,11 @@ class SyncEmitter:
         """Close the connections."""
         self._client.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the connections."""
-        self.close()
-
-    def _send(self, steps: Iterable[ScriptCall], wait: ReplicaWait) -> list[Emitted]:
+    def _emit(
+        self, messages: Iterable[NewMessage], stream: str | None, wait: ReplicaWait, debounce: str | None = None
+    ) -> list[Emitted]:
         emitted: list[Emitted] = []
-        for step in steps:
+        for step in self._plans.steps(messages, stream, debounce=debounce):
             sent = parse_reply(step, step.send_sync(self._client, wait))
             if self._settings.job_ttl_s is not None:
                 record_new(self._client, step.keys, new_states(step, sent), ttl_s=self._settings.job_ttl_s)

@@ -127,6 +127,15 @@ async def test_a_typo_in_an_event_is_refused_with_the_right_name() -> None:
         app.emit_sync("order.payd", OrderPaid("a"))
 
 
+@pytest.mark.parametrize("session", [None, object()])
+def test_an_option_that_emit_does_not_have_is_refused(session: Any) -> None:
+    app = App("shop", redis=NOWHERE)
+    app.handler("order.paid")(handle)
+
+    with pytest.raises(TypeError, match="emit got an unexpected keyword argument 'delay'"):
+        app.emit_sync("order.paid", OrderPaid("a"), session=session, delay=3)  # type: ignore[call-arg]
+
+
 async def test_emit_without_redis_names_the_ways_to_give_one() -> None:
     app = App("shop")
     app.handler("order.paid")(handle)

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
-from conquiet.app.parameters import SessionKind, Signature, Source, read_signature
+from conquiet.app.parameters import SessionKind, Signature, SignatureReader, Source
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError
 
@@ -27,12 +27,10 @@ class Context:
 
 
 def read(function: Callable[..., Any]) -> Signature:
-    return read_signature(
-        function,
-        provided=lambda kind: kind is Mailer,
-        special={Context: Source.CONTEXT},
-        what="handler of 'paid'",
+    reader = SignatureReader(
+        provided=lambda kind: kind is Mailer, special={Context: Source.CONTEXT}, what="handler of 'paid'"
     )
+    return reader.read(function)
 
 
 def test_each_parameter_gets_its_source_by_its_annotation() -> None:
