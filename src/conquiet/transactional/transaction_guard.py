@@ -67,13 +67,6 @@ class TransactionGuard:
             raise as_write_error(self.failure, _STATEMENT) from self.failure
         self._may_commit = True
 
-    def take_over(self, connection: "Connection") -> None:
-        """Guard the connection again, after another guard was responsible for a part of its transaction."""
-        other = _guard_of(connection)
-        if other is not None and other is not self:
-            self.failure = self.failure or other.failure
-            setattr(connection, _GUARD, self)
-
     def on_commit(self) -> None:
         """Refuse a COMMIT that conquiet did not send."""
         if not self._may_commit:

@@ -32,10 +32,10 @@ from sqlalchemy import TextClause
 from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.exc import DBAPIError
 
-from conquiet.core.functions import is_coroutine_function, reject_awaitable
+from conquiet.core.functions import is_coroutine_function
 from conquiet.db.errors import OperationInfo, as_write_error
 from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError
-from conquiet.transactional.session_source import SyncSource
+from conquiet.transactional.session_source import Check, SyncSource, Work
 from conquiet.transactional.sql_dialect import dialect_named
 from conquiet.transactional.unit_of_work import UnitOfWork
 
@@ -111,14 +111,10 @@ class DjangoSource(SyncSource):
                 "transactions for coroutines"
             )
 
-    def effect_once(
-        self,
-        inbox: "Deduplicator",
-        msg: Any,
-        work: Callable[[Any], object],
-        before_commit: Callable[[], None] | None = None,
+    async def effect_once(
+        self, inbox: "Deduplicator", msg: Any, work: Work, before_commit: Check | None = None
     ) -> bool:
-        """Run ``work(session)`` in an atomic block unless the message has had its effect. True if it ran."""
+        """Run ``await work(session)`` in an atomic block unless the message has had its effect. True if it ran."""
         close_old_connections()  # as for each request: an old or broken connection is not used again
         is_committing = False
         try:
@@ -126,7 +122,7 @@ class DjangoSource(SyncSource):
                 session = DjangoTransaction()
                 with inbox.once(session, msg) as first_time:
                     if first_time:
-                        reject_awaitable("the handler", work(session))
+                        await work(session)
                         if transaction.get_rollback():
                             raise LifecycleError(
                                 "the handler's transaction was marked for rollback by an error that it caught: let "
@@ -139,11 +135,11 @@ class DjangoSource(SyncSource):
             close_old_connections()
         return bool(first_time)
 
-    def read(self, work: Callable[[Any], T]) -> T:
-        """Return ``work(session)``, run in its own atomic block: it reads whether a job was cancelled."""
+    async def read(self, work: Callable[[UnitOfWork], T]) -> T:
+        """Return ``work(unit)``, run in its own atomic block: it reads whether a job was cancelled."""
         close_old_connections()
         with _translated(lambda: False), transaction.atomic(durable=True):
-            return work(DjangoTransaction())
+            return work(DjangoTransaction().conquiet_unit_of_work())
 
 
 class _OfDjango(UnitOfWork):
