@@ -34,8 +34,8 @@ from conquiet.transactional.inbox_keys import InboxKey, KeyFunction, key_of
 from conquiet.transactional.old_rows import delete_old_rows
 from conquiet.transactional.payload_digest import digest_of, is_same, key_of_other
 from conquiet.transactional.schema import INBOX_TABLE, NO_COLUMN, if_missing
-from conquiet.transactional.sql_dialect import SqlDialect, dialect_named, inbox_statements
-from conquiet.transactional.statements import InboxStatements
+from conquiet.transactional.sql_dialect import SqlDialect, dialect_named
+from conquiet.transactional.statements import InboxStatements, inbox_statements
 from conquiet.transactional.unit_of_work import SyncSession, UnitOfWork, run_in, unit_of
 
 if TYPE_CHECKING:
@@ -325,7 +325,7 @@ class Inbox:
             "inbox table is of an earlier version, without the column digest: a message with a repeated entry id "
             "counts as a duplicate; run 'conquiet db migrate' or the statement, and restart",
             table=self.table,
-            statement=dialect.add_column(self.table, "digest"),
+            statement=dialect.add_digest(self.table),
         )
 
 

@@ -28,8 +28,8 @@ from conquiet.transactional.inbox_keys import MAX_PART_BYTES
 from conquiet.transactional.old_rows import delete_old_rows
 from conquiet.transactional.payload import MAX_PAYLOAD_BYTES, encode
 from conquiet.transactional.schema import OUTBOX_TABLE, if_missing
-from conquiet.transactional.sql_dialect import dialect_named, outbox_statements
-from conquiet.transactional.statements import OutboxStatements
+from conquiet.transactional.sql_dialect import dialect_named
+from conquiet.transactional.statements import OutboxStatements, outbox_statements
 from conquiet.transactional.unit_of_work import SyncSession, UnitOfWork, run_in, unit_of
 from conquiet.transactional.unserved_targets import overdue_targets
 

@@ -18,7 +18,8 @@ from typing import Any
 from conquiet.core.tracing import read_headers
 from conquiet.db.session import DbSession
 from conquiet.transactional.relay_decisions import Candidate, OutboxMessage, Park, Postpone
-from conquiet.transactional.sql_dialect import SqlDialect, outbox_statements
+from conquiet.transactional.sql_dialect import SqlDialect
+from conquiet.transactional.statements import outbox_statements
 
 OutboxPosition = tuple[Any, int]
 """The end of a scan: due time and seq."""
