@@ -25,7 +25,7 @@ def new_processor(
 def new_target(redis: "AnyRedis", stream: str, *, is_partitioned: bool) -> "ToProcessor":
     """Return the target of a relay for the handlers of a stream."""
     if is_partitioned:
-        from conquiet.transactional.partition_target import ToPartitions
+        from conquiet.transactional.targets import ToPartitions
 
         return ToPartitions(redis, stream)
     from conquiet.transactional.targets import ToProcessor

@@ -317,11 +317,21 @@ def _failed_before(state: str | None) -> str | None:
     return "an earlier statement of this transaction failed, and PostgreSQL accepts only ROLLBACK after that"
 
 
+def is_duplicate(error: DbWriteError) -> bool:
+    """Return whether a unique key exists already."""
+    return error.__cause__ is not None and fault_of(error.__cause__) is DbErrorKind.DUPLICATE
+
+
+def code_of(error: DbWriteError) -> int | str | None:
+    """Return the number of an error, or its SQLSTATE on PostgreSQL."""
+    return error.errno if error.sqlstate is None else error.sqlstate
+
+
 def other_key_error(error: DbWriteError, info: OperationInfo) -> DbWriteError:
     """Return the error of a duplicate if no row has the requested id: another unique key is the duplicate."""
-    code = error.errno if error.sqlstate is None else error.sqlstate
     return DbWriteError(
-        f"{info} failed (error {code}): a unique key exists already, but not in the requested row: no row has its id",
+        f"{info} failed (error {code_of(error)}): a unique key exists already, but not in the requested row: no row "
+        "has its id",
         table=info.table,
         operation=info.operation,
         errno=error.errno,

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from conquiet.core.validation import require_identifier
-from conquiet.db import columns, sql
+from conquiet.db import sql
 from conquiet.db.connection_cleanup import clean_up
 from conquiet.db.errors import OperationInfo, number_of
 from conquiet.db.locking.base import LockBackend
@@ -144,7 +144,7 @@ class Updates:
         return execute(checkout.conn, statement, sql.values(values, settable) | {"w0": op.id_value}).rowcount
 
     def _settable(self, values: Row) -> tuple[str, ...]:
-        return columns.exclude(self._id_column, tuple(values))
+        return sql.exclude(self._id_column, tuple(values))
 
     def _validated(self, new: Row | None) -> Row | None:
         """Return the values of ``change`` if they can be written; None if there is nothing to write."""

@@ -18,7 +18,6 @@ See docs/decisions/0033.
 import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqlalchemy.engine import Engine
@@ -110,9 +109,7 @@ class AsyncTransaction:
             raise as_write_error(error, info, connecting=True, hint=hint, server=server) from error
         return connection
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         connection = self._connection
         assert connection is not None  # noqa: S101 - entered
         if error is not None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from conquiet.errors import ConfigurationError
 from conquiet.transactional.batch_source import Batches
-from conquiet.transactional.cancelled_jobs import Cancellation
+from conquiet.transactional.cancelled_jobs import InboxCancellation
 from conquiet.transactional.handlers import agreed, checked_source, inbox_of, made_for
 from conquiet.transactional.inbox import Inbox
 from conquiet.transactional.inbox_keys import KeyFunction
@@ -98,7 +98,7 @@ def _of_processor(
 
     entry_point = batches.source.entry_point(handle)
     if isinstance(batches.inbox, Inbox):
-        Cancellation(batches.source, batches.inbox, of_one).add_to(entry_point)
+        InboxCancellation(batches.source, batches.inbox, of_one).add_to(entry_point)
     return made_for("group", group, batches.source, entry_point)
 
 

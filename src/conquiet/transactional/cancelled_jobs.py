@@ -23,7 +23,7 @@ Received = Callable[[Any], Any]
 """Builds the inbox's message from a ``JobContext``."""
 
 
-class Cancellation:
+class InboxCancellation:
     """Records cancellations of one handler's jobs in its inbox.
 
     Args:
@@ -66,7 +66,7 @@ def cancellable(
 ) -> Callable[..., Any]:
     """Return the handler of a job that runs ``handler(ctx, session)`` once, unless the job is cancelled."""
     inbox = once.inbox if isinstance(once, LeaseCheck) else once
-    known = Cancellation(source, inbox, received) if isinstance(inbox, Inbox) else None
+    known = InboxCancellation(source, inbox, received) if isinstance(inbox, Inbox) else None
 
     async def handle(ctx: Any) -> object:
         returned: object = None

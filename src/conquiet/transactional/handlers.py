@@ -254,17 +254,27 @@ def for_rabbit(
 
     async def syncer(message: Any) -> bool:
         received = ReceivedFromRabbit.current(message, lambda actual: agreed("queue", queue, actual), queue)
-        attempt = _Attempt(received)
+        is_started = False
 
         async def work(session: Any) -> None:
-            attempt.started = True
+            nonlocal is_started
+            is_started = True
             if await source.call(handler, message, session) is False:
                 raise _RefusedError
 
         try:
             await source.effect_once(once, received, work)
-        except (_RefusedError, ConflictError) as error:
-            return attempt.result_of(error)
+        except _RefusedError:
+            return False
+        except ConflictError as error:
+            logger.failure(logging.WARNING, "message left for another delivery", error, queue=received.source)
+            if is_started:
+                return False
+            # Another run of the message holds its inbox row. Counted as an attempt, the message would be dead-lettered
+            # while that run commits.
+            from conquiet.rabbit.syncer import Requeue
+
+            raise Requeue from error
         return True
 
     return made_for("queue", queue, source, source.entry_point(syncer))
@@ -272,34 +282,6 @@ def for_rabbit(
 
 class _RefusedError(Exception):
     """The handler returned False: roll back."""
-
-
-class _Attempt:
-    """One run of a RabbitMQ handler.
-
-    Attributes:
-        message: The message.
-        started: Whether the handler was called.
-    """
-
-    __slots__ = ("message", "started")
-
-    def __init__(self, message: ReceivedFromRabbit) -> None:
-        self.message = message
-        self.started = False
-
-    def result_of(self, error: Exception) -> bool:
-        """Return False for a refusal of the handler or a conflict in it; raise ``Requeue`` for one on the inbox row."""
-        if isinstance(error, _RefusedError):
-            return False
-        logger.failure(logging.WARNING, "message left for another delivery", error, queue=self.message.source)
-        if self.started:
-            return False
-        # Another run of the message holds its inbox row. Counted as an attempt, the message would be dead-lettered
-        # while that run commits.
-        from conquiet.rabbit.syncer import Requeue
-
-        raise Requeue from error
 
 
 def checked_source(handler: Callable[..., Any], engine: object, *arguments: str) -> SyncSource | AsyncSource:

@@ -15,7 +15,6 @@ See docs/decisions/0024.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import sha256
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -24,15 +23,15 @@ from sqlalchemy.engine import Engine
 from conquiet.core.functions import require_plain_function
 from conquiet.core.log import FactLogger
 from conquiet.core.validation import require_table
-from conquiet.db.errors import DbErrorKind, fault_of
+from conquiet.db.errors import is_duplicate
 from conquiet.errors import ConfigurationError, ConflictError, DbWriteError, LifecycleError, MessageInProgressError
 from conquiet.metrics.registry import INBOX_MESSAGES_TOTAL
 from conquiet.metrics.safety import count
 from conquiet.transactional.effect_counts import count_single_effect
 from conquiet.transactional.inbox_batch import InboxEntry, record_many
 from conquiet.transactional.inbox_keys import InboxKey, KeyFunction, key_of
-from conquiet.transactional.old_rows import delete_old_rows
 from conquiet.transactional.payload_digest import digest_of, is_same, key_of_other
+from conquiet.transactional.purging import delete_old_rows
 from conquiet.transactional.schema import INBOX_TABLE, NO_COLUMN, if_missing
 from conquiet.transactional.sql_dialect import SqlDialect, dialect_named
 from conquiet.transactional.statements import InboxStatements, inbox_statements
@@ -233,7 +232,7 @@ class Inbox:
             raise self.in_progress(error, key.source) from error.__cause__
         except DbWriteError as error:
             # A trigger of the user may raise 1062 too. Treating that as our duplicate would lose the message.
-            existing = self._find(unit, key) if _is_duplicate(error) else None
+            existing = self._find(unit, key) if is_duplicate(error) else None
             if existing is None:
                 raise if_missing(error, self.table) from error.__cause__
         else:
@@ -342,18 +341,14 @@ class InboxCheck(Generic[T]):
         """Record the message or the messages; True the first time."""
         return self._check(unit_of(self._session))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Do nothing: the row shares the end of the transaction."""
 
     async def __aenter__(self) -> T:
         """Record the message or the messages; True the first time."""
         return await run_in(self._session, self._check)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Do nothing: the row shares the end of the transaction."""
 
 
@@ -366,10 +361,6 @@ class _Row(NamedTuple):
 def _binds(unit: UnitOfWork, key: InboxKey) -> dict[str, bytes | str | None]:
     bind = unit.dialect.bind_binary
     return {"source": bind(key.source.encode()), "grp": bind(key.group.encode()), "id": bind(key.id.encode())}
-
-
-def _is_duplicate(error: DbWriteError) -> bool:
-    return error.__cause__ is not None and fault_of(error.__cause__) is DbErrorKind.DUPLICATE
 
 
 def _facts(key: InboxKey) -> dict[str, str]:

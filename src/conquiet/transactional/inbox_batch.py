@@ -14,7 +14,7 @@ See docs/decisions/0024.
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from conquiet.db.errors import DbErrorKind, fault_of
+from conquiet.db.errors import is_duplicate
 from conquiet.errors import ConflictError, DbWriteError
 from conquiet.transactional.batch_sql import BatchStatements, batch_statements, bind_rows
 from conquiet.transactional.effect_counts import count_effect
@@ -169,7 +169,7 @@ class _Writer:
         except ConflictError as error:
             raise self._inbox.in_progress(error, rows[0][0].source) from error.__cause__
         except DbWriteError as error:
-            if error.__cause__ is None or fault_of(error.__cause__) is not DbErrorKind.DUPLICATE:
+            if not is_duplicate(error):
                 raise if_missing(error, self._inbox.table) from error.__cause__
             return rows, error
 

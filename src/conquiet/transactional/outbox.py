@@ -25,8 +25,8 @@ from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, DbWriteError
 from conquiet.transactional.batch_sql import bind_messages, outbox_insert_many
 from conquiet.transactional.inbox_keys import MAX_PART_BYTES
-from conquiet.transactional.old_rows import delete_old_rows
 from conquiet.transactional.payload import MAX_PAYLOAD_BYTES, encode
+from conquiet.transactional.purging import delete_old_rows
 from conquiet.transactional.schema import OUTBOX_TABLE, if_missing
 from conquiet.transactional.sql_dialect import dialect_named
 from conquiet.transactional.statements import OutboxStatements, outbox_statements

@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Final
 
 from conquiet.core.validation import require_table
+from conquiet.db.errors import code_of
 from conquiet.db.sql import quoted
 from conquiet.errors import DbWriteError
 from conquiet.transactional.sql_dialect import dialect_named
@@ -60,11 +61,6 @@ def if_missing(error: DbWriteError, table: str) -> DbWriteError:
         errno=error.errno,
         sqlstate=error.sqlstate,
     )
-
-
-def code_of(error: DbWriteError) -> int | str | None:
-    """Return the number of an error, or its SQLSTATE on PostgreSQL."""
-    return error.errno if error.sqlstate is None else error.sqlstate
 
 
 def statements(database: str, *, inbox: str = INBOX_TABLE, outbox: str = OUTBOX_TABLE) -> list[str]:
