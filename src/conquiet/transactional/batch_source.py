@@ -24,7 +24,7 @@ from sqlalchemy.engine import Connection, NestedTransaction
 from sqlalchemy.exc import DBAPIError
 
 from conquiet.core.batch_run import BatchRun, Outcome
-from conquiet.db.errors import UNAVAILABLE, DbErrorKind, fault_of
+from conquiet.db.errors import is_transient
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, ConflictError, InfrastructureError, LifecycleError
 from conquiet.transactional.inbox import Inbox
@@ -37,7 +37,6 @@ _OUTER: Final = "SAVEPOINT conquiet_batch"
 _SAVEPOINT: Final = "SAVEPOINT conquiet_member"
 ROLL_BACK: Final = "ROLLBACK TO SAVEPOINT conquiet_member"
 _NESTED: Final = 32
-_ENDING: Final = frozenset({DbErrorKind.CONFLICT, DbErrorKind.LOCK_TIMEOUT, DbErrorKind.GONE}) | UNAVAILABLE
 
 
 class Batches:
@@ -168,7 +167,7 @@ def savepoint_before(ordinal: int, dialect: str) -> tuple[str, ...]:
 def ends_transaction(error: Exception) -> bool:
     """Return whether an error has ended the whole transaction, and not only what its savepoint holds."""
     if isinstance(error, DBAPIError):
-        return fault_of(error) in _ENDING
+        return is_transient(error)
     return isinstance(error, ConflictError | InfrastructureError | LifecycleError)
 
 

@@ -40,7 +40,7 @@ from conquiet.metrics.registry import (
 from conquiet.metrics.safety import count, never_raises, set_gauge
 from conquiet.transactional.notifications import listener_for
 from conquiet.transactional.outbox import Outbox
-from conquiet.transactional.outbox_store import OutboxPosition, OutboxStore
+from conquiet.transactional.outbox_store import OutboxPosition, OutboxStore, own_engine
 from conquiet.transactional.relay_decisions import (
     OutboxMessage,
     Park,
@@ -50,7 +50,6 @@ from conquiet.transactional.relay_decisions import (
     in_order,
     plan,
 )
-from conquiet.transactional.relay_engine import own_engine
 from conquiet.transactional.schema import if_missing
 from conquiet.transactional.sql_dialect import dialect_named
 from conquiet.transactional.target_publisher import TargetPublisher, require_targets

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 
     from conquiet.core.deduplicator import Deduplicator
+    from conquiet.transactional.async_transaction import AsyncTransaction
 
 Check = Callable[[], None]
 Work = Callable[[Any], Awaitable[object]]
@@ -183,9 +184,7 @@ class AsyncSource:
 
     async def effect_once(self, inbox: Any, msg: Any, work: Work, before_commit: Check | None = None) -> bool:
         """See ``SyncSource.effect_once``."""
-        from conquiet.transactional.async_transaction import AsyncTransaction
-
-        async with AsyncTransaction(self.engine, before_commit=before_commit) as connection:
+        async with self._transaction(before_commit) as connection:
             check = inbox.once(connection, msg)
             if not hasattr(check, "__aenter__"):
                 raise ConfigurationError(
@@ -197,6 +196,11 @@ class AsyncSource:
                     await self.in_session(connection, work)
         return bool(first_time)
 
+    def _transaction(self, before_commit: Check | None = None) -> "AsyncTransaction":
+        from conquiet.transactional.async_transaction import AsyncTransaction
+
+        return AsyncTransaction(self.engine, before_commit=before_commit)
+
     @asynccontextmanager
     async def batch(
         self,
@@ -207,10 +211,8 @@ class AsyncSource:
         in_parts: bool,  # noqa: ARG002 - it guards all of them
     ) -> "AsyncIterator[tuple[AsyncConnection, list[bool]]]":
         """See ``SyncSource.batch``."""
-        from conquiet.transactional.async_transaction import AsyncTransaction
-
         async with (
-            AsyncTransaction(self.engine, before_commit=check) as connection,
+            self._transaction(check) as connection,
             inbox.once_many(connection, msgs) as first_time,
         ):
             yield connection, first_time
@@ -245,9 +247,7 @@ class AsyncSource:
 
     async def read(self, work: Callable[[UnitOfWork], T]) -> T:
         """See ``SyncSource.read``."""
-        from conquiet.transactional.async_transaction import AsyncTransaction
-
-        async with AsyncTransaction(self.engine) as connection:
+        async with self._transaction() as connection:
             return await run_in(connection, work)
 
 
