@@ -28,7 +28,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from conquiet.core.log import FactLogger
-from conquiet.db.sqlstate import FAILED_TRANSACTION, sqlstate_of
+from conquiet.db.driver_errors import FAILED_TRANSACTION, sqlstate_of
 from conquiet.errors import CommitUnknownError, DatabaseUnavailableError, DbWriteError
 
 logger = FactLogger(__name__)

@@ -2,7 +2,7 @@
 
 This is the only place where driver errors are read. Decisions are made from numbers and codes only: texts
 are translated by the server (``lc_messages``), differ between MySQL and MariaDB, and quote values. The name of a
-missing table or column is the only thing taken out of a text (``schema_errors``).
+missing table or column is the only thing taken out of a text (``driver_errors``).
 
     driver error ──number_of──▶ errno ──fault_of──▶ DbErrorKind ──as_write_error──▶ DbWriteError
                                                       ▲
@@ -18,8 +18,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from conquiet.core.log import add_describer
-from conquiet.db.schema_errors import describe_missing_object
-from conquiet.db.sqlstate import FAILED_TRANSACTION, sqlstate_of
+from conquiet.db.driver_errors import FAILED_TRANSACTION, describe_missing_object, sqlstate_of
 from conquiet.errors import (
     CommitUnknownError,
     ConflictError,

@@ -38,6 +38,7 @@ from conquiet.db.commit_status import (
 )
 from conquiet.db.connection_cleanup import clean_up, invalidate
 from conquiet.db.dialects import is_mysql, is_postgres, require_supported
+from conquiet.db.driver_errors import FAILED_TRANSACTION
 from conquiet.db.engine_pool import database_address, pool_timeout_hint
 from conquiet.db.errors import (
     ENDS_TRANSACTION,
@@ -49,7 +50,6 @@ from conquiet.db.errors import (
 )
 from conquiet.db.failover import is_demotion, renew_pool
 from conquiet.db.session_metrics import OTHER, SESSION, WRITES, WriteCounts, first_keyword
-from conquiet.db.sqlstate import FAILED_TRANSACTION
 from conquiet.errors import (
     CommitUnknownError,
     ConfigurationError,
