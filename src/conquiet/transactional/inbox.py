@@ -16,7 +16,7 @@ See docs/decisions/0024.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy.engine import Engine
 
@@ -75,7 +75,7 @@ class Inbox:
         self._key = key
         self._compare = compare_payload
         # Engines with an inbox table of an earlier version, without digests.
-        self._without_digest: WeakKeyDictionary[Engine, bool] = WeakKeyDictionary()
+        self._without_digest: WeakSet[Engine] = WeakSet()
 
     def once(self, session: "SyncSession | AsyncSession | AsyncConnection", msg: Any) -> "InboxCheck[bool]":
         """Record the message in the session's transaction; True the first time. Use it before other statements.
@@ -300,26 +300,27 @@ class Inbox:
 
     def on_any_version(self, unit: UnitOfWork, run: Callable[[bool], T]) -> T:
         """Call ``run(True)`` for a table with the column ``digest``, ``run(False)`` if an earlier version made it."""
-        if unit.engine not in self._without_digest:
-            try:
-                return run(True)  # noqa: FBT003 - a callback
-            except DbWriteError as error:
-                if error.errno not in NO_COLUMN:
-                    raise
         if unit.engine in self._without_digest:
-            return run(False)  # noqa: FBT003 - the same
+            return run(False)  # noqa: FBT003 - a callback
+        try:
+            return run(True)  # noqa: FBT003 - the same
+        except DbWriteError as error:
+            if error.errno not in NO_COLUMN:
+                raise
         try:
             result = run(False)  # noqa: FBT003 - the same
         except DbWriteError as error:
-            if error.errno not in NO_COLUMN and if_missing(error, self.table) is error:
+            if if_missing(error, self.table) is error:  # the table and its other columns are there
                 self._record_missing_digest(unit.engine, unit.dialect)
             raise
         self._record_missing_digest(unit.engine, unit.dialect)
         return result
 
     def _record_missing_digest(self, engine: Engine, dialect: SqlDialect) -> None:
+        if engine in self._without_digest:  # another thread was first
+            return
         # An error would stop every worker of a deployment until an operator has changed the tables.
-        self._without_digest[engine] = True
+        self._without_digest.add(engine)
         logger.warning(
             "inbox table is of an earlier version, without the column digest: a message with a repeated entry id "
             "counts as a duplicate; run 'conquiet db migrate' or the statement, and restart",

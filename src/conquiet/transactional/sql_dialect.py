@@ -24,7 +24,8 @@ class SqlDialect:
     """One database.
 
     Attributes:
-        name: SQLAlchemy's name of the dialect.
+        schema_file: The statements that create the tables.
+        returns_transaction: Whether the INSERT of an inbox row returns the id of the transaction.
         now: The current time.
         later: The current time plus the bind ``later``.
         ago: The current time minus the bind ``ago``.
@@ -41,7 +42,8 @@ class SqlDialect:
         isolation: Statement that makes the transaction READ COMMITTED, sent first in it; None where there is no need.
     """
 
-    name: ClassVar[str]
+    schema_file: ClassVar[str]
+    returns_transaction: ClassVar[bool] = False
     now: ClassVar[str]
     later: ClassVar[str]
     ago: ClassVar[str]
@@ -128,7 +130,7 @@ class SqlDialect:
 class MySqlDialect(SqlDialect):
     """MySQL and MariaDB."""
 
-    name = "mysql"
+    schema_file = "schema.sql"
     now = "UTC_TIMESTAMP(6)"
     later = "UTC_TIMESTAMP(6) + INTERVAL :later MICROSECOND"
     ago = "UTC_TIMESTAMP(6) - INTERVAL :ago MICROSECOND"
@@ -181,7 +183,7 @@ _SQLITE_FORMAT: Final = "'%Y-%m-%d %H:%M:%f'"
 class SqliteDialect(SqlDialect):
     """SQLite: one writer at a time."""
 
-    name = "sqlite"
+    schema_file = "schema_sqlite.sql"
     now = f"strftime({_SQLITE_FORMAT}, 'now')"
     later = f"strftime({_SQLITE_FORMAT}, 'now', '+' || :later)"
     ago = f"strftime({_SQLITE_FORMAT}, 'now', '-' || :ago)"
@@ -209,7 +211,8 @@ class SqliteDialect(SqlDialect):
 class PostgresDialect(SqlDialect):
     """PostgreSQL 13 and newer."""
 
-    name = "postgresql"
+    schema_file = "schema_postgresql.sql"
+    returns_transaction = True
     # Not clock_timestamp(): it is volatile, and a condition on it cannot use an index. Not now(): it returns the start
     # of the transaction.
     now = "statement_timestamp()"
@@ -273,12 +276,13 @@ def channel_of(table: str) -> str:
     return table if len(table) <= _MAX_CHANNEL else f"conquiet_{hashlib.sha256(table.encode()).hexdigest()[:32]}"
 
 
-_DIALECTS: Final[dict[str, SqlDialect]] = {
+DIALECTS: Final[dict[str, SqlDialect]] = {
     "mysql": MySqlDialect(),
     "mariadb": MySqlDialect(),
     "postgresql": PostgresDialect(),
     "sqlite": SqliteDialect(),
 }
+"""By SQLAlchemy's names."""
 
 
 _HEX_MYSQL: Final = HexMySqlDialect()
@@ -292,7 +296,7 @@ def dialect_named(name: str, driver: str = "") -> SqlDialect:
     """
     if driver == "aiomysql":
         return _HEX_MYSQL
-    found = _DIALECTS.get(name)
+    found = DIALECTS.get(name)
     if found is None:
-        raise ConfigurationError(f"the inbox and the outbox work on {', '.join(sorted(_DIALECTS))}, not on {name}")
+        raise ConfigurationError(f"the inbox and the outbox work on {', '.join(sorted(DIALECTS))}, not on {name}")
     return found

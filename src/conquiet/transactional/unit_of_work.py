@@ -31,7 +31,6 @@ Binds = Mapping[str, Any]
 SyncSession = DbSession | Session | Connection | scoped_session[Any]
 
 _AUTOCOMMIT = "AUTOCOMMIT"
-_POSTGRES = "postgresql"
 _ABOUT = OperationInfo("a statement of the inbox or outbox")
 
 
@@ -73,7 +72,7 @@ class UnitOfWork(ABC):
 
     def insert(self, statement: TextClause, binds: Binds) -> int:
         """Write an inbox row, record the transaction id that the statement returns, and return the row count."""
-        if self.dialect.name != _POSTGRES:
+        if not self.dialect.returns_transaction:
             return self.execute(statement, binds)
         row = self.fetch_one(statement, binds)
         if row is None:

@@ -7,7 +7,7 @@ def chunked(*words: str) -> list[list[str]]:
     return list(chunks(words, len, max_items=3, max_size=5))
 
 
-def test_a_chunk_ends_before_it_has_too_many_items_or_is_too_large() -> None:
+def test_a_chunk_is_limited_by_number_and_by_size() -> None:
     assert chunked() == []
     assert chunked("a", "b", "c", "d") == [["a", "b", "c"], ["d"]]
     assert chunked("aa", "bbb", "c") == [["aa", "bbb"], ["c"]]
