@@ -94,10 +94,7 @@ class AsyncTransaction:
         self._connection = connection = self._engine.connect()
         try:
             await _finish(self._begin(connection), limit_s=_CONNECT_LIMIT_S, on_detached=partial(_close, connection))
-        except asyncio.CancelledError as error:
-            await self._give_up(connection, error)
-            raise
-        except ConfigurationError as error:
+        except (asyncio.CancelledError, ConfigurationError) as error:
             await self._give_up(connection, error)
             raise
         except Exception as error:

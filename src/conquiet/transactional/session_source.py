@@ -13,6 +13,9 @@ continue).
 
     BEGIN ─ inbox row ─ handler ─ flush ─ checks ─ COMMIT        anything that raises: ROLLBACK
 
+What surrounds a handler (``handlers``, ``batch_source``, ``cancelled_jobs``) is written once, as coroutines over a
+source. Those of a ``SyncSource`` never suspend, so ``entry_point`` makes a plain function of them.
+
 See docs/decisions/0033.
 """
 
@@ -46,7 +49,7 @@ T = TypeVar("T")
 
 
 class SyncSource:
-    """Sessions for plain functions. None of its coroutines suspends, so ``entry_point`` needs no event loop.
+    """Sessions for plain functions.
 
     Args:
         engine: The database.
