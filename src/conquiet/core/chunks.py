@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 def chunks(items: Iterable[T], size_of: Callable[[T], int], *, max_items: int, max_size: int) -> Iterator[list[T]]:
-    """Yield the items in their order, in lists of at most so many items and so large in total.
+    """Yield the items in their order, in lists with at most ``max_items`` items and a total size of ``max_size``.
 
     An item that is larger than ``max_size`` is alone in its list.
     """

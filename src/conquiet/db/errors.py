@@ -139,7 +139,7 @@ _REMEDIES: Final = {
     "or max_overflow of the engine, or lower the concurrency",
     DbErrorKind.OTHER: "the database refused it; the driver's error is the cause of this one",
 }
-"""Follow the descriptions of errors of our own statements. For others nothing is known of what was written."""
+"""Appended to the descriptions where conquiet sent the statement. Elsewhere nothing is known of what was written."""
 
 _REFUSED_LOGIN: Final = (
     "the server refused the user name or the password; put the right ones into the database URL; nothing was written"

@@ -75,7 +75,7 @@ def _decided(
 ) -> tuple[list[bool], dict[str, int]]:
     """Return for each message whether it is the first time, and the number of each outcome that is decided here.
 
-    A key that came before in ``entries`` is compared with its first message, whose digest is in ``known``.
+    A key that came before in ``entries`` is compared with the digest of its first message, in ``known``.
     """
     first_time: list[bool] = []
     counts = {"first": 0, "duplicate": 0}

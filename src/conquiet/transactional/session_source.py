@@ -14,7 +14,7 @@ continue).
     BEGIN ─ inbox row ─ handler ─ flush ─ checks ─ COMMIT        anything that raises: ROLLBACK
 
 What surrounds a handler (``handlers``, ``batch_source``, ``cancelled_jobs``) is written once, as coroutines over a
-source. Those of a ``SyncSource`` never suspend, so ``entry_point`` makes a plain function of them.
+source. The coroutines of a ``SyncSource`` never suspend, so ``entry_point`` makes a plain function of them.
 
 See docs/decisions/0033.
 """

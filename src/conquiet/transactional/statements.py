@@ -1,4 +1,4 @@
-"""The statements on an inbox and on an outbox. Pure: texts only; ``sql_dialect`` has what databases say differently."""
+"""The statements on an inbox and on an outbox. Pure: texts only. ``sql_dialect`` has what differs by database."""
 
 from functools import lru_cache
 from typing import Final
