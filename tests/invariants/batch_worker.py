@@ -78,14 +78,14 @@ def plant() -> None:
         batch_run.BatchRun.run = batch_run.BatchRun.search = run  # type: ignore[method-assign]
     elif BUG == "keep-savepoint":
 
-        def in_savepoint(self: Any, db: Any, ordinal: int, what: Any, work: Any) -> Any:
+        async def in_savepoint(self: Any, session: Any, ordinal: int, what: Any, work: Any) -> Any:
             try:
-                work(db, what)
+                await work(session, what)
             except ValueError as error:  # its rows stay in the transaction
                 return error
             return None
 
-        batch_source.SyncBatches._in_savepoint = in_savepoint  # type: ignore[method-assign]
+        batch_source.Batches._in_savepoint = in_savepoint  # type: ignore[method-assign]
     elif BUG == "ack-before-commit":
         confirm = DbSession._commit
 

@@ -373,8 +373,7 @@ class Assembly:
         )
 
     def _relay(self) -> "Worker":
-        from conquiet.transactional.partition_target import ToPartitions
-        from conquiet.transactional.targets import ToProcessor
+        from conquiet.transactional.targets import ToPartitions, ToProcessor
 
         redis = self._require_redis("the relay publishes to Redis")
         targets = {stream: ToProcessor(redis, stream) for stream in self.streams}

@@ -165,7 +165,7 @@ def run_without_loop(coroutine: Coroutine[Any, Any, T]) -> T:
     except StopIteration as end:
         result: T = end.value
         return result
-    raise AssertionError("a batch without an event loop was suspended")
+    raise AssertionError("a coroutine without an event loop was suspended")
 
 
 def _checked(result: object, number: int) -> Outcomes:

@@ -16,7 +16,8 @@ See docs/decisions/0005.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -27,7 +28,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from conquiet.core.log import FactLogger
-from conquiet.db.sqlstate import FAILED_TRANSACTION, sqlstate_of
+from conquiet.db.driver_errors import FAILED_TRANSACTION, sqlstate_of
 from conquiet.errors import CommitUnknownError, DatabaseUnavailableError, DbWriteError
 
 logger = FactLogger(__name__)
@@ -51,7 +52,7 @@ _END: Final = text(
 )
 
 TIMEOUT_S: Final = 10.0
-END_AFTER_S: Final = 1.0
+_END_AFTER_S: Final = 1.0
 PAUSE_S: Final = 0.05
 _IN_ERROR: Final = 3  # psycopg.pq.TransactionStatus.INERROR, psycopg2.extensions.TRANSACTION_STATUS_INERROR
 _IDLE: Final = 0
@@ -153,24 +154,27 @@ def resolve_commit(engine: Engine, transaction: TransactionId, *, timeout_s: flo
         transaction: Which transaction.
         timeout_s: Longest wait for the server. Connecting has the engine's own limit.
     """
-    began = time.monotonic()
     separate = Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
     try:
-        while True:
-            waited_s = time.monotonic() - began
-            try:
-                with separate.connect() as connection:
-                    found = status_of(connection, transaction, end_backend=waited_s > END_AFTER_S)
-                    connection.rollback()
-            except SQLAlchemyError:
-                found = None  # the server is unavailable
-            if found is not None:
-                return found
-            if waited_s > timeout_s:
-                return CommitStatus.UNKNOWN
+        for end_backend in attempts(timeout_s):
+            # An error: the server is unavailable.
+            with suppress(SQLAlchemyError), separate.connect() as connection:
+                found = status_of(connection, transaction, end_backend=end_backend)
+                connection.rollback()
+                if found is not None:
+                    return found
             time.sleep(PAUSE_S)
     finally:
         separate.dispose()
+    return CommitStatus.UNKNOWN
+
+
+def attempts(timeout_s: float) -> Iterator[bool]:
+    """Yield for each query of the status whether to terminate the backend; end after the timeout."""
+    began, waited_s = time.monotonic(), 0.0
+    while waited_s <= timeout_s:
+        waited_s = time.monotonic() - began
+        yield waited_s > _END_AFTER_S
 
 
 def after_lost_reply(status: CommitStatus, unknown: CommitUnknownError) -> DbWriteError | None:

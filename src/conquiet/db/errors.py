@@ -2,7 +2,7 @@
 
 This is the only place where driver errors are read. Decisions are made from numbers and codes only: texts
 are translated by the server (``lc_messages``), differ between MySQL and MariaDB, and quote values. The name of a
-missing table or column is the only thing taken out of a text (``schema_errors``).
+missing table or column is the only thing taken out of a text (``driver_errors``).
 
     driver error ──number_of──▶ errno ──fault_of──▶ DbErrorKind ──as_write_error──▶ DbWriteError
                                                       ▲
@@ -18,8 +18,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from conquiet.core.log import add_describer
-from conquiet.db.schema_errors import describe_missing_object
-from conquiet.db.sqlstate import FAILED_TRANSACTION, sqlstate_of
+from conquiet.db.driver_errors import FAILED_TRANSACTION, describe_missing_object, sqlstate_of
 from conquiet.errors import (
     CommitUnknownError,
     ConflictError,
@@ -30,29 +29,6 @@ from conquiet.errors import (
 
 DUPLICATE_KEY: Final = 1062
 
-# 1022 and 1586 are older and partition-wise spellings of 1062. They are left out on purpose: only
-# 1062 has been seen to mean "this key exists", and an unknown number is an error, never suppressed.
-_DUPLICATE: Final = frozenset({DUPLICATE_KEY})
-# 1205 lock wait timeout, 3572 NOWAIT on MySQL (MariaDB returns 1205 there too).
-_LOCK_TIMEOUT: Final = frozenset({1205, 3572})
-# 1213 deadlock, 1020 record changed since last read (MariaDB 11.6 and newer), 3058 deadlock of MySQL's advisory locks,
-# 3101 rolled back by group replication at commit, 1206 the lock table is full: InnoDB rolls back the transaction.
-_CONFLICT: Final = frozenset({1213, 1020, 3058, 3101, 1206})
-# 1317 KILL QUERY, 1969 MariaDB's max_statement_time, 3024 MySQL's max_execution_time.
-_INTERRUPTED: Final = frozenset({1317, 1969, 3024})
-# 0 is the number of both drivers for the use of a closed connection. 1053 server shutting down, 1927 MariaDB's KILL
-# CONNECTION, 1158 to 1161 broken packets, 2006 … 2055 a dead socket, 3169 and 4031 the session was killed or idle for
-# too long (MySQL).
-_GONE: Final = frozenset({0, 1053, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2014, 2027, 2055, 3169, 4031})
-# No connection could be opened: no reply, or too many connections. 1047 is a Galera node that is not ready, 1226 a
-# limit of the user's account, 3032 a server in offline mode, 1135 no thread for a connection. 2026 is also the
-# number of a TLS connection that broke during a statement, so during a commit it does not prove that nothing was sent.
-_UNREACHABLE: Final = frozenset(
-    {1040, 1045, 1047, 1129, 1130, 1135, 1152, 1184, 1203, 1226, 2002, 2003, 2005, 2012, 2026, 2061, 3032}
-)
-# The server is up and accepts no writes: 1290 read_only or super_read_only, 1792 read-only transaction
-# (transaction_read_only), 1836 read-only mode, 1874 InnoDB read-only, 1021 disk full.
-_READ_ONLY: Final = frozenset({1021, 1290, 1792, 1836, 1874})
 # Numbers of the client libraries; all others above 1000 come from the server.
 _CLIENT: Final = range(2000, 3000)
 _FIRST: Final = 1000
@@ -73,6 +49,47 @@ class DbErrorKind(Enum):
     OTHER = "other"
 
 
+_BY_NUMBER: Final[dict[int | None, DbErrorKind]] = {
+    # 1022 and 1586 are older and partition-wise spellings of 1062. They are left out on purpose: only
+    # 1062 has been seen to mean "this key exists", and an unknown number is an error, never suppressed.
+    DUPLICATE_KEY: DbErrorKind.DUPLICATE,
+    # 1205 lock wait timeout, 3572 NOWAIT on MySQL (MariaDB returns 1205 there too).
+    **dict.fromkeys((1205, 3572), DbErrorKind.LOCK_TIMEOUT),
+    # 1213 deadlock, 1020 record changed since last read (MariaDB 11.6 and newer), 3058 deadlock of MySQL's advisory
+    # locks, 3101 rolled back by group replication at commit, 1206 the lock table is full: InnoDB rolls back the
+    # transaction.
+    **dict.fromkeys((1213, 1020, 3058, 3101, 1206), DbErrorKind.CONFLICT),
+    # 1317 KILL QUERY, 1969 MariaDB's max_statement_time, 3024 MySQL's max_execution_time.
+    **dict.fromkeys((1317, 1969, 3024), DbErrorKind.INTERRUPTED),
+    # 0 is the number of both drivers for the use of a closed connection. 1053 server shutting down, 1927 MariaDB's KILL
+    # CONNECTION, 1158 to 1161 broken packets, 2006 … 2055 a dead socket, 3169 and 4031 the session was killed or idle
+    # for too long (MySQL).
+    **dict.fromkeys(
+        (0, 1053, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2014, 2027, 2055, 3169, 4031), DbErrorKind.GONE
+    ),
+    # No connection could be opened: no reply, or too many connections. 1047 is a Galera node that is not ready, 1226 a
+    # limit of the user's account, 3032 a server in offline mode, 1135 no thread for a connection. 2026 is also the
+    # number of a TLS connection that broke during a statement, so during a commit it does not prove that nothing was
+    # sent.
+    **dict.fromkeys(
+        (1040, 1045, 1047, 1129, 1130, 1135, 1152, 1184, 1203, 1226, 2002, 2003, 2005, 2012, 2026, 2061, 3032),
+        DbErrorKind.UNREACHABLE,
+    ),
+    # The server is up and accepts no writes: 1290 read_only or super_read_only, 1792 read-only transaction
+    # (transaction_read_only), 1836 read-only mode, 1874 InnoDB read-only, 1021 disk full.
+    **dict.fromkeys((1021, 1290, 1792, 1836, 1874), DbErrorKind.READ_ONLY),
+}
+_BY_SQLITE_CODE: Final = {
+    sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY: DbErrorKind.DUPLICATE,
+    sqlite3.SQLITE_CONSTRAINT_UNIQUE: DbErrorKind.DUPLICATE,
+    sqlite3.SQLITE_CONSTRAINT_ROWID: DbErrorKind.DUPLICATE,
+    sqlite3.SQLITE_BUSY: DbErrorKind.CONFLICT,
+    sqlite3.SQLITE_LOCKED: DbErrorKind.CONFLICT,
+    sqlite3.SQLITE_CANTOPEN: DbErrorKind.UNREACHABLE,
+    sqlite3.SQLITE_IOERR: DbErrorKind.UNREACHABLE,
+    sqlite3.SQLITE_READONLY: DbErrorKind.READ_ONLY,
+    sqlite3.SQLITE_FULL: DbErrorKind.READ_ONLY,
+}
 _BY_SQLSTATE: Final = {
     "23505": DbErrorKind.DUPLICATE,
     "40001": DbErrorKind.CONFLICT,  # serialization failure
@@ -104,19 +121,6 @@ _BY_SQLSTATE_CLASS: Final = {
 
 _DESCRIPTIONS: Final = {
     DbErrorKind.DUPLICATE: "a row with the same value of a unique key exists already",
-    DbErrorKind.CONFLICT: "it conflicted with another transaction; try again in a new one",
-    DbErrorKind.LOCK_TIMEOUT: "another transaction held a lock for too long; try again in a new one",
-    DbErrorKind.INTERRUPTED: "the server interrupted the statement",
-    DbErrorKind.GONE: "the connection was lost before COMMIT was sent; the server rolls back",
-    DbErrorKind.UNREACHABLE: "the server could not be reached or refused the connection; nothing was written",
-    DbErrorKind.READ_ONLY: "the server accepts no writes now (read-only, or its disk is full); nothing was written",
-    DbErrorKind.POOL_EXHAUSTED: "no connection of the pool was free in time: more tasks than the pool has connections "
-    "needed one concurrently; raise pool_size or max_overflow of the engine, or lower the concurrency",
-    DbErrorKind.OTHER: "the database refused it; the driver's error is the cause of this one",
-}
-
-_SHORTLY: Final = {
-    DbErrorKind.DUPLICATE: "a row with the same value of a unique key exists already",
     DbErrorKind.CONFLICT: "it conflicted with another transaction",
     DbErrorKind.LOCK_TIMEOUT: "another transaction held a lock for too long",
     DbErrorKind.INTERRUPTED: "the server interrupted the statement",
@@ -125,7 +129,17 @@ _SHORTLY: Final = {
     DbErrorKind.READ_ONLY: "the server accepts no writes now",
     DbErrorKind.POOL_EXHAUSTED: "no connection of the pool was free in time",
 }
-"""Descriptions of errors that the application's own statements raised: nothing is known of what it had written."""
+_REMEDIES: Final = {
+    DbErrorKind.CONFLICT: "; try again in a new one",
+    DbErrorKind.LOCK_TIMEOUT: "; try again in a new one",
+    DbErrorKind.GONE: " before COMMIT was sent; the server rolls back",
+    DbErrorKind.UNREACHABLE: "; nothing was written",
+    DbErrorKind.READ_ONLY: " (read-only, or its disk is full); nothing was written",
+    DbErrorKind.POOL_EXHAUSTED: ": more tasks than the pool has connections needed one concurrently; raise pool_size "
+    "or max_overflow of the engine, or lower the concurrency",
+    DbErrorKind.OTHER: "the database refused it; the driver's error is the cause of this one",
+}
+"""Appended to the descriptions where conquiet sent the statement. Elsewhere nothing is known of what was written."""
 
 _REFUSED_LOGIN: Final = (
     "the server refused the user name or the password; put the right ones into the database URL; nothing was written"
@@ -135,6 +149,11 @@ UNAVAILABLE: Final = frozenset(
     {DbErrorKind.GONE, DbErrorKind.UNREACHABLE, DbErrorKind.READ_ONLY, DbErrorKind.POOL_EXHAUSTED}
 )
 """Faults of the database or the pool: the same work may succeed later without a change."""
+
+ENDS_TRANSACTION: Final = frozenset({DbErrorKind.CONFLICT, DbErrorKind.LOCK_TIMEOUT, DbErrorKind.GONE})
+"""Faults after which a transaction can only be rolled back, on some server at least."""
+
+_TRANSIENT: Final = ENDS_TRANSACTION | UNAVAILABLE
 
 _KINDS: Final[dict[DbErrorKind, type[DbWriteError]]] = {
     DbErrorKind.CONFLICT: ConflictError,
@@ -205,39 +224,17 @@ def fault_of(error: BaseException) -> DbErrorKind:
         return DbErrorKind.POOL_EXHAUSTED
     if (state := sqlstate_of(error)) is not None:
         return _BY_SQLSTATE.get(state) or _BY_SQLSTATE_CLASS.get(state[:2], DbErrorKind.OTHER)
-    number = number_of(error)
-    for fault, numbers in (
-        (DbErrorKind.DUPLICATE, _DUPLICATE),
-        (DbErrorKind.LOCK_TIMEOUT, _LOCK_TIMEOUT),
-        (DbErrorKind.CONFLICT, _CONFLICT),
-        (DbErrorKind.INTERRUPTED, _INTERRUPTED),
-        (DbErrorKind.UNREACHABLE, _UNREACHABLE),
-        (DbErrorKind.READ_ONLY, _READ_ONLY),
-    ):
-        if number in numbers:
-            return fault
+    kind = _BY_NUMBER.get(number_of(error), DbErrorKind.OTHER)
     # SQLAlchemy's own classification counts too: it knows drivers and numbers that are not listed here.
-    if (isinstance(error, DBAPIError) and error.connection_invalidated) or number in _GONE:
+    if kind is DbErrorKind.OTHER and isinstance(error, DBAPIError) and error.connection_invalidated:
         return DbErrorKind.GONE
-    return DbErrorKind.OTHER
+    return kind
 
 
 def _sqlite_fault(code: int | None) -> DbErrorKind:
-    if code in {
-        sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY,
-        sqlite3.SQLITE_CONSTRAINT_UNIQUE,
-        sqlite3.SQLITE_CONSTRAINT_ROWID,
-    }:
-        return DbErrorKind.DUPLICATE
-    match None if code is None else code & 0xFF:
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return DbErrorKind.CONFLICT
-        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_IOERR:
-            return DbErrorKind.UNREACHABLE
-        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_FULL:
-            return DbErrorKind.READ_ONLY
-        case _:
-            return DbErrorKind.OTHER
+    if code is None:
+        return DbErrorKind.OTHER
+    return _BY_SQLITE_CODE.get(code) or _BY_SQLITE_CODE.get(code & 0xFF, DbErrorKind.OTHER)
 
 
 def as_write_error(
@@ -281,11 +278,16 @@ def as_write_error(
         or describe_missing_object(error, number, state, own_statement=info.table is not None)
         or _failed_before(state)
         or (_REFUSED_LOGIN if connecting and _is_refused_login(error, number, state) else None)
-        or _DESCRIPTIONS[fault]
+        or _DESCRIPTIONS.get(fault, "") + _REMEDIES.get(fault, "")
     )
     if server and fault in UNAVAILABLE:
         description = f"{description} (server {server})"
     return _KINDS.get(fault, DbWriteError)(f"{info} failed{shown}: {description}", **facts)
+
+
+def is_transient(error: DBAPIError) -> bool:
+    """Return whether the same transaction may succeed later: a conflict, or the database is unavailable."""
+    return fault_of(error) in _TRANSIENT
 
 
 def is_refused_login(error: BaseException) -> bool:
@@ -298,7 +300,7 @@ def describe_error(error: BaseException) -> str | None:
     if not isinstance(error, DBAPIError | PoolTimeoutError):
         return None
     number, state = number_of(error), sqlstate_of(error)
-    described = describe_missing_object(error, number, state, own_statement=False) or _SHORTLY.get(fault_of(error))
+    described = describe_missing_object(error, number, state, own_statement=False) or _DESCRIPTIONS.get(fault_of(error))
     code = f"error {state or number}" if state or number else ""
     return ": ".join(filter(None, (code, described))) or None
 
@@ -317,11 +319,21 @@ def _failed_before(state: str | None) -> str | None:
     return "an earlier statement of this transaction failed, and PostgreSQL accepts only ROLLBACK after that"
 
 
+def is_duplicate(error: DbWriteError) -> bool:
+    """Return whether a unique key exists already."""
+    return error.__cause__ is not None and fault_of(error.__cause__) is DbErrorKind.DUPLICATE
+
+
+def code_of(error: DbWriteError) -> int | str | None:
+    """Return the number of an error, or its SQLSTATE on PostgreSQL."""
+    return error.errno if error.sqlstate is None else error.sqlstate
+
+
 def other_key_error(error: DbWriteError, info: OperationInfo) -> DbWriteError:
     """Return the error of a duplicate if no row has the requested id: another unique key is the duplicate."""
-    code = error.errno if error.sqlstate is None else error.sqlstate
     return DbWriteError(
-        f"{info} failed (error {code}): a unique key exists already, but not in the requested row: no row has its id",
+        f"{info} failed (error {code_of(error)}): a unique key exists already, but not in the requested row: no row "
+        "has its id",
         table=info.table,
         operation=info.operation,
         errno=error.errno,

@@ -9,9 +9,8 @@ from sqlalchemy.engine import Engine
 from conquiet.core.backoff import Backoff
 from conquiet.core.validation import require_identifier, require_positive, require_table
 from conquiet.db import sql
-from conquiet.db.columns import find_column
 from conquiet.db.dialects import is_mysql, is_postgres
-from conquiet.db.errors import DbErrorKind, OperationInfo, fault_of, other_key_error
+from conquiet.db.errors import OperationInfo, is_duplicate, other_key_error
 from conquiet.db.insert import report_duplicate
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, ConflictError, DbWriteError, LockTimeoutError
@@ -40,7 +39,7 @@ def occ_update(
     require_identifier("id_column", id_column)
     require_identifier("version_column", version_column)
     columns = tuple(require_identifier("a column of values", column) for column in values)
-    if find_column(version_column, columns) is not None:
+    if sql.find_column(version_column, columns) is not None:
         raise ConfigurationError("values must not set the version column: occ_update raises it by one")
     mark = sql.DOUBLE_QUOTE if is_postgres(session.engine) else sql.BACKTICK
     statement = sql.update_version(table, columns, id_column, version_column, mark)
@@ -71,35 +70,21 @@ def insert_idempotent(
     row = {**values, id_column: id_value}
     columns = tuple(require_identifier("a column of values", column) for column in row)
     info = OperationInfo("insert", table)
-    if is_postgres(session.engine):
-        return _insert_unless_exists(session, table, row, id_column)
-    with session.write_counts.measure(table, "insert"):
-        try:
-            session.send(sql.insert(table, columns), sql.values(row, columns), info)
-        except DbWriteError as error:
-            cause = error.__cause__
-            if cause is None or fault_of(cause) is not DbErrorKind.DUPLICATE:
-                raise
-            # A locking read: the snapshot of this transaction may be older than the row.
-            suffix = sql.SHARED if is_mysql(session.engine) else sql.PLAIN
-            if session.execute_scalar(sql.select_id(table, id_column, suffix), {"w0": id_value}) is None:
-                raise other_key_error(error, info) from cause
-            report_duplicate(table)
-            return False
-    return True
-
-
-def _insert_unless_exists(session: DbSession, table: str, row: Mapping[str, Any], id_column: str) -> bool:
-    """Insert on PostgreSQL, where the error of a duplicate would end the transaction."""
-    columns, info = tuple(row), OperationInfo("insert", table)
-    statement = sql.insert_unless_exists(table, columns, id_column)
+    on_postgres = is_postgres(session.engine)
+    # On PostgreSQL the error of a duplicate would end the transaction.
+    statement = sql.insert_unless_exists(table, columns, id_column) if on_postgres else sql.insert(table, columns)
     with session.write_counts.measure(table, "insert"):
         try:
             inserted = session.send(statement, sql.values(row, columns), info)
         except DbWriteError as error:
-            if error.__cause__ is None or fault_of(error.__cause__) is not DbErrorKind.DUPLICATE:
+            if not is_duplicate(error):
                 raise
-            raise other_key_error(error, info) from error.__cause__
+            # A locking read: the snapshot of this transaction may be older than the row.
+            suffix = sql.SHARED if is_mysql(session.engine) else sql.PLAIN
+            find = sql.select_id(table, id_column, suffix)
+            if on_postgres or session.execute_scalar(find, {"w0": id_value}) is None:
+                raise other_key_error(error, info) from error.__cause__
+            inserted = 0
     if not inserted:
         report_duplicate(table)
     return bool(inserted)

@@ -4,8 +4,7 @@ from typing import Any
 
 from conquiet.core.log import FactLogger
 from conquiet.db import sql
-from conquiet.db.columns import find_column
-from conquiet.db.errors import DUPLICATE_KEY, DbErrorKind, OperationInfo, fault_of, other_key_error
+from conquiet.db.errors import DUPLICATE_KEY, OperationInfo, is_duplicate, other_key_error
 from conquiet.db.locking.naming import canonical_id
 from conquiet.db.models import DbOperation, WriteOutcome
 from conquiet.db.scopes import checked_out, translate_errors
@@ -42,7 +41,7 @@ class Inserts:
                 # Only a duplicate of the same id is suppressed. The same number for another unique
                 # key means that the requested row does not exist. If the id was not written, it cannot be the
                 # duplicate: a row that has it by chance is another row.
-                if not (_is_duplicate(error) and self._writes_id(columns)):
+                if not (is_duplicate(error) and self._writes_id(columns)):
                     raise
                 if not self._exists(checkout, op, info):
                     raise other_key_error(error, info) from error.__cause__
@@ -78,7 +77,7 @@ class Inserts:
                     checkout.commit()
             except DbWriteError as error:
                 checkout.abort(error)
-                if not _is_duplicate(error):
+                if not is_duplicate(error):
                     raise
                 return False
         return True
@@ -97,7 +96,7 @@ class Inserts:
 
     def _check(self, rows: Rows) -> None:
         """Do what ``_columns`` does for each row; comparing whole columns is mostly enough."""
-        ids = rows.column(find_column(self._id_column, rows.columns))
+        ids = rows.column(sql.find_column(self._id_column, rows.columns))
         if not rows.columns or (ids is not None and ids != [op.id_value for op in rows.ops]):
             for op in rows.ops:
                 self._columns(op)
@@ -108,7 +107,7 @@ class Inserts:
         columns = tuple(op.payload)
         if not columns:
             raise DbWriteError(f"insert on {op.table} failed: the payload has no column", **facts)
-        own = find_column(self._id_column, columns)
+        own = sql.find_column(self._id_column, columns)
         if own is not None and not _same_id(op.payload[own], op.id_value):
             raise DbWriteError(
                 f"insert on {op.table} failed: id_value and the payload's {self._id_column} name different rows",
@@ -117,15 +116,11 @@ class Inserts:
         return columns
 
     def _writes_id(self, columns: tuple[str, ...]) -> bool:
-        return find_column(self._id_column, columns) is not None
+        return sql.find_column(self._id_column, columns) is not None
 
 
 def _same_id(one: Any, other: Any) -> bool:
     return one is other or one == other or canonical_id(one) == canonical_id(other)
-
-
-def _is_duplicate(error: DbWriteError) -> bool:
-    return error.__cause__ is not None and fault_of(error.__cause__) is DbErrorKind.DUPLICATE
 
 
 def _duplicate(op: DbOperation) -> WriteOutcome:

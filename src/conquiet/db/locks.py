@@ -1,6 +1,5 @@
 """Locks inside a session. Both are held until after its commit; neither can be released before."""
 
-import time
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -15,7 +14,7 @@ from conquiet.db.locking.advisory_mysql import get_lock, release_lock
 from conquiet.db.locking.locking_read import lock_rows
 from conquiet.db.locking.naming import lock_name
 from conquiet.db.locking.strategy import LockStrategy
-from conquiet.db.metrics import observe_lock_acquisition
+from conquiet.db.metrics import measured_lock
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, ConflictError, LockTimeoutError, NoSuchRowError
 
@@ -47,17 +46,14 @@ class AdvisoryLock:
         The session may continue without it. It may not after a deadlock of such locks, which is a ``ConflictError``.
         """
         conn = self._session.connection
-        started, acquired = time.monotonic(), False
         try:
-            get_lock(conn, self._name, self._timeout_s, what=f"the advisory lock {printable(self._key)!r}")
-            acquired = True
+            with measured_lock(LockStrategy.ADVISORY):
+                get_lock(conn, self._name, self._timeout_s, what=f"the advisory lock {printable(self._key)!r}")
         except SQLAlchemyError as error:
             raise self._session.translate(error, OperationInfo("taking an advisory lock")) from error
         except Exception as error:
             self._session.on_lost_reply(error)  # the server may have granted the lock
             raise
-        finally:
-            observe_lock_acquisition(LockStrategy.ADVISORY.value, time.monotonic() - started, acquired)
         self._session.on_close(lambda connection: release_lock(connection, self._name))
 
     def __enter__(self) -> Self:
@@ -114,11 +110,9 @@ class RowLock:
                 back: the server may have done so already.
         """
         conn = self._session.connection
-        started, acquired = time.monotonic(), False
         try:
-            found = lock_rows(conn, self._statement, self._params, self._table)
-            rows = found.all()
-            acquired = True
+            with measured_lock(LockStrategy.ROW):
+                rows = lock_rows(conn, self._statement, self._params, self._table).all()
         except LockTimeoutError:
             self._session.mark_failed(
                 ConflictError(f"a row of {self._table} was locked for too long", table=self._table)
@@ -131,8 +125,6 @@ class RowLock:
         except Exception as error:
             self._session.on_lost_reply(error)
             raise
-        finally:
-            observe_lock_acquisition(LockStrategy.ROW.value, time.monotonic() - started, acquired)
         if not rows and not self._skip_locked:
             raise NoSuchRowError(f"there is no such row in {self._table}, so it cannot be locked", resource=self._table)
         return rows

@@ -4,10 +4,13 @@ They keep the children of a metric, which ``metrics.safety.count`` finds again a
 write.
 """
 
+import time
 from functools import lru_cache
 
 from prometheus_client import Counter, Histogram
 
+from conquiet.db.locking.strategy import LockStrategy
+from conquiet.errors import NoSuchRowError
 from conquiet.metrics.registry import (
     DB_LOCK_ACQUIRE_LATENCY_SECONDS,
     DB_LOCK_FAILURES_TOTAL,
@@ -52,6 +55,23 @@ def observe_lock_acquisition(strategy: str, latency_s: float, success: bool) -> 
     _waited(strategy).observe(latency_s)
     if not success:
         DB_LOCK_FAILURES_TOTAL.labels(strategy).inc()
+
+
+class measured_lock:  # noqa: N801 - reads as a verb: with measured_lock(strategy): ...
+    """Record how long the block waited for a lock, and count it if it was not acquired."""
+
+    __slots__ = ("_started", "_strategy")
+
+    def __init__(self, strategy: LockStrategy) -> None:
+        self._strategy = strategy
+
+    def __enter__(self) -> None:
+        self._started = time.monotonic()
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        # A missing row is not a lock failure: there was no row to wait for.
+        acquired = error is None or isinstance(error, NoSuchRowError)
+        observe_lock_acquisition(self._strategy.value, time.monotonic() - self._started, acquired)
 
 
 # labels() finds its child under a lock at every call; the child of a set of labels never changes.

@@ -38,11 +38,18 @@ from conquiet.db.commit_status import (
 )
 from conquiet.db.connection_cleanup import clean_up, invalidate
 from conquiet.db.dialects import is_mysql, is_postgres, require_supported
+from conquiet.db.driver_errors import FAILED_TRANSACTION
 from conquiet.db.engine_pool import database_address, pool_timeout_hint
-from conquiet.db.errors import UNAVAILABLE, DbErrorKind, OperationInfo, as_write_error, fault_of, outcome_unknown
+from conquiet.db.errors import (
+    ENDS_TRANSACTION,
+    OperationInfo,
+    as_write_error,
+    fault_of,
+    is_transient,
+    outcome_unknown,
+)
 from conquiet.db.failover import is_demotion, renew_pool
 from conquiet.db.session_metrics import OTHER, SESSION, WRITES, WriteCounts, first_keyword
-from conquiet.db.sqlstate import FAILED_TRANSACTION
 from conquiet.errors import (
     CommitUnknownError,
     ConfigurationError,
@@ -54,9 +61,6 @@ Params = Mapping[str, Any]
 
 _TRANSACTION = OperationInfo("the session's transaction")
 _STATEMENT = OperationInfo("a statement of the session")
-_ENDS_SESSION = frozenset({DbErrorKind.CONFLICT, DbErrorKind.LOCK_TIMEOUT, DbErrorKind.GONE})
-# Translated too if they leave the block as SQLAlchemy's error, raised by an ORM session or the connection itself.
-_TRANSLATED = frozenset({DbErrorKind.CONFLICT, DbErrorKind.LOCK_TIMEOUT}) | UNAVAILABLE
 _TO_SAVEPOINT = re.compile(r"\bTO\b", re.IGNORECASE)
 _PREPARE = re.compile(r"\W*PREPARE\s+TRANSACTION\b", re.IGNORECASE)
 _ENDED = (
@@ -206,7 +210,8 @@ class DbSession:
         """Return the error to raise in place of an error of the block; None to raise it unchanged."""
         if isinstance(error, LifecycleError) and error.__cause__ is not None and error.__cause__ is self._failure:
             return self._failure  # raised by a call after the failure: the caller needs the failure itself
-        if isinstance(error, DBAPIError) and fault_of(error) in _TRANSLATED:
+        # Raised by an ORM session or the connection itself.
+        if isinstance(error, DBAPIError) and is_transient(error):
             return as_write_error(error, OperationInfo("a statement in the session's block"))
         return None
 
@@ -334,7 +339,7 @@ class DbSession:
         if self._statement_failure is None or failure.sqlstate != FAILED_TRANSACTION:
             self._statement_failure = failure
         self.on_lost_reply(error)
-        if fault_of(error) in _ENDS_SESSION:
+        if fault_of(error) in ENDS_TRANSACTION:
             self.mark_failed(failure)
         return failure
 

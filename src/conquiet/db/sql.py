@@ -31,6 +31,21 @@ def quoted(name: str, mark: str = BACKTICK) -> str:
 
 
 @lru_cache(_SHAPES)
+def find_column(name: str, columns: tuple[str, ...]) -> str | None:
+    """Return the one of ``columns`` that is the column ``name``, in its own spelling; None if there is none.
+
+    The databases take ``id`` and ``ID`` for one column. Cached, because every write calls it.
+    """
+    return next((column for column in columns if column.lower() == name.lower()), None)
+
+
+@lru_cache(_SHAPES)
+def exclude(name: str, columns: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ``columns`` without the column ``name``, in any spelling."""
+    return tuple([column for column in columns if column.lower() != name.lower()])
+
+
+@lru_cache(_SHAPES)
 def insert(table: str, columns: tuple[str, ...]) -> TextClause:
     """INSERT one row; binds ``p0`` … in the order of ``columns``."""
     names = ", ".join(map(quoted, columns))

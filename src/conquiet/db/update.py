@@ -3,19 +3,18 @@
 See docs/decisions/0001.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from conquiet.core.validation import require_identifier
-from conquiet.db import columns, sql
+from conquiet.db import sql
 from conquiet.db.connection_cleanup import clean_up
 from conquiet.db.errors import OperationInfo, number_of
 from conquiet.db.locking.base import LockBackend
 from conquiet.db.locking.strategy import LockStrategy
-from conquiet.db.metrics import observe_lock_acquisition
+from conquiet.db.metrics import measured_lock
 from conquiet.db.models import DbOperation, WriteOutcome
 from conquiet.db.scopes import checked_out, translate_errors
 from conquiet.db.statement_execution import execute
@@ -116,23 +115,16 @@ class Updates:
             with translate_errors(info):
                 found = execute(checkout.conn, sql.select_row(op.table, self._id_column), {"w0": op.id_value})
                 return found.first()
-        started, acquired = time.monotonic(), False
         try:
-            with translate_errors(info):
+            with measured_lock(self._strategy), translate_errors(info):
                 if reading:
-                    row: Row | None = backend.acquire_and_read(checkout.conn, op, self._id_column)
-                else:
-                    backend.acquire(checkout.conn, op)
-                    row = _LOCKED_NOT_READ
-            acquired = True
+                    return backend.acquire_and_read(checkout.conn, op, self._id_column)
+                backend.acquire(checkout.conn, op)
+                return _LOCKED_NOT_READ
         except NoSuchRowError:
-            acquired = True  # not a lock failure: there was no row to wait for
             raise
         except LockAcquisitionError as error:
             raise _locked_write_error(error, info) from error.__cause__ or error
-        finally:
-            observe_lock_acquisition(self._strategy.value, time.monotonic() - started, acquired)
-        return row
 
     def _write(self, checkout: Checkout, op: DbOperation, values: Row, info: OperationInfo) -> WriteOutcome:
         with translate_errors(info, committing=checkout.autocommit):
@@ -144,7 +136,7 @@ class Updates:
         return execute(checkout.conn, statement, sql.values(values, settable) | {"w0": op.id_value}).rowcount
 
     def _settable(self, values: Row) -> tuple[str, ...]:
-        return columns.exclude(self._id_column, tuple(values))
+        return sql.exclude(self._id_column, tuple(values))
 
     def _validated(self, new: Row | None) -> Row | None:
         """Return the values of ``change`` if they can be written; None if there is nothing to write."""

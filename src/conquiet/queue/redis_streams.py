@@ -14,14 +14,14 @@ See docs/decisions/0010 and 0011.
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from conquiet.config import QueueConfig
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_seconds
-from conquiet.errors import ConfigurationError, QueueError
-from conquiet.queue.backlog import read_backlog
+from conquiet.errors import ConfigurationError, GroupMissingError, QueueError
 from conquiet.queue.commands import StreamCommands
 from conquiet.queue.decoding import MessageDecoder
 from conquiet.queue.metrics import (
@@ -38,8 +38,18 @@ from conquiet.redis_transport.client import SOCKET_TIMEOUT_S, AnyRedis
 from conquiet.redis_transport.cluster_connection import open_connection
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.errors import ResponseError, is_group_there_already
-from conquiet.redis_transport.ids import is_entry_id
-from conquiet.redis_transport.replies import StreamEntry, entries, pending_of, pending_rows, read_entries, text
+from conquiet.redis_transport.ids import is_entry_id, milliseconds_of
+from conquiet.redis_transport.replies import (
+    StreamEntry,
+    entries,
+    group_lag,
+    group_row,
+    pending_of,
+    pending_rows,
+    read_entries,
+    server_ms,
+    text,
+)
 from conquiet.redis_transport.retention_scripts import TRIM
 from conquiet.redis_transport.stream_scripts import EXTEND_LEASE
 
@@ -47,6 +57,9 @@ logger = FactLogger(__name__)
 
 LONGEST_SLICE_MS = 1_000
 """Longest BLOCK that the connections' socket timeout covers; a longer read uses a connection with a longer one."""
+
+
+Call = Callable[[str, bytes], Any]
 
 
 def require_config(config: object) -> None:
@@ -277,3 +290,35 @@ class RedisStreamsQueue(EntryWriter):
                 f"was given a message of stream {printable(msg.stream)!r}, group {printable(msg.group)!r}, "
                 "which is not this queue's",
             )
+
+
+def read_backlog(config: QueueConfig, call: Call) -> Backlog:
+    """Return length, lag, pending count and the age of the oldest entry that is not done.
+
+    Sends five commands that each cost the server next to nothing. They are not one transaction: under load the numbers
+    belong to slightly different moments.
+    """
+    stream, group = config.stream_key, config.consumer_group
+    length = call("XLEN", pack("XLEN", stream))
+    row = group_row(call("XINFO GROUPS", pack("XINFO", "GROUPS", stream)), group)
+    if row is None:
+        raise GroupMissingError(
+            "XINFO GROUPS: the consumer group is gone", stream=stream, group=group, command="XINFO GROUPS"
+        )
+    pending = call("XPENDING", pack("XPENDING", stream, group))
+    after = text(row[b"last-delivered-id"])
+    waiting = call("XRANGE", pack("XRANGE", stream, f"({after}", "+", "COUNT", 1))
+    candidates = [text(pending[1])] if pending[0] else []
+    candidates += [text(waiting[0][0])] if waiting else []
+    return Backlog(
+        length=length,
+        pending=pending[0],
+        lag=group_lag(row, length=length, waiting=bool(waiting)),
+        oldest_age_s=_age_s(candidates, call) if candidates else None,
+    )
+
+
+def _age_s(ids: list[str], call: Call) -> float:
+    """Return the age of the oldest id by the server's clock, from which ids are made. The local clock may be off."""
+    now_ms = server_ms(call("TIME", pack("TIME")))
+    return max(0.0, (now_ms - min(map(milliseconds_of, ids))) / 1000)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from conquiet.core.chunks import chunks
 from conquiet.errors import ConfigurationError, QueueError
 from conquiet.processor.keys import keys_of
 from conquiet.redis_transport.client import AsyncClient
@@ -345,14 +346,6 @@ def _arguments(request: FireRequest) -> Iterable[Arg]:
 
 
 def _chunks(requests: Sequence[FireRequest]) -> Iterable[list[FireRequest]]:
-    chunk: list[FireRequest] = []
-    size = 0
-    for request in requests:
-        weight = sum(map(len, request.messages))
-        if chunk and (len(chunk) >= _PLANS_PER_CALL or size + weight > _BYTES_PER_CALL):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(request)
-        size += weight
-    if chunk:
-        yield chunk
+    return chunks(
+        requests, lambda one: sum(map(len, one.messages)), max_items=_PLANS_PER_CALL, max_size=_BYTES_PER_CALL
+    )

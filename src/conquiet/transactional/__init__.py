@@ -32,12 +32,11 @@ from conquiet.transactional.lease_check import LeaseCheck  # noqa: E402
 from conquiet.transactional.metadata import metadata  # noqa: E402
 from conquiet.transactional.migrations import TableLayout, create_tables, migrate_tables, table_layouts  # noqa: E402
 from conquiet.transactional.outbox import Outbox, OutboxBacklog, ParkedMessage  # noqa: E402
-from conquiet.transactional.partition_target import ToPartitions  # noqa: E402
 from conquiet.transactional.purging import DatabaseRetention, Purger  # noqa: E402
 from conquiet.transactional.relay import OutboxRelay, RelayStats  # noqa: E402
 from conquiet.transactional.relay_decisions import OutboxMessage, PublishOutcome  # noqa: E402
 from conquiet.transactional.schema import SCHEMA_VERSION  # noqa: E402
-from conquiet.transactional.targets import Target, ToProcessor, ToStream  # noqa: E402
+from conquiet.transactional.targets import Target, ToPartitions, ToProcessor, ToStream  # noqa: E402
 
 if TYPE_CHECKING:
     from conquiet.transactional.rabbit_target import ToRabbit

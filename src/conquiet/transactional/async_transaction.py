@@ -17,8 +17,8 @@ See docs/decisions/0033.
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqlalchemy.engine import Engine
@@ -26,26 +26,25 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from conquiet.db.commit_status import (
-    END_AFTER_S,
     PAUSE_S,
     TIMEOUT_S,
     CommitStatus,
     NoTransactionId,
     TransactionId,
     after_lost_reply,
+    attempts,
     current_transaction,
     failed_transaction,
     status_of,
 )
 from conquiet.db.dialects import is_postgres
 from conquiet.db.engine_pool import database_address, pool_timeout_hint
-from conquiet.db.errors import UNAVAILABLE, DbErrorKind, OperationInfo, as_write_error, fault_of
+from conquiet.db.errors import OperationInfo, as_write_error, is_transient
 from conquiet.db.failover import is_demotion
 from conquiet.errors import (
     CommitUnknownError,
     ConfigurationError,
     DatabaseUnavailableError,
-    DbWriteError,
     LifecycleError,
 )
 from conquiet.transactional.transaction_guard import ENDED, TransactionGuard
@@ -64,7 +63,6 @@ _CONNECT_LIMIT_S: Final = 5.0
 _QUERY_LIMIT_S: Final = 10.0
 """Longest wait for the status of a COMMIT, of one query."""
 
-_TRANSLATED: Final = frozenset({DbErrorKind.CONFLICT, DbErrorKind.LOCK_TIMEOUT}) | UNAVAILABLE
 _TRANSACTION: Final = OperationInfo("the handler's transaction")
 _STATEMENT: Final = OperationInfo("a statement of the handler")
 
@@ -96,10 +94,7 @@ class AsyncTransaction:
         self._connection = connection = self._engine.connect()
         try:
             await _finish(self._begin(connection), limit_s=_CONNECT_LIMIT_S, on_detached=partial(_close, connection))
-        except asyncio.CancelledError as error:
-            await self._give_up(connection, error)
-            raise
-        except ConfigurationError as error:
+        except (asyncio.CancelledError, ConfigurationError) as error:
             await self._give_up(connection, error)
             raise
         except Exception as error:
@@ -110,16 +105,13 @@ class AsyncTransaction:
             raise as_write_error(error, info, connecting=True, hint=hint, server=server) from error
         return connection
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         connection = self._connection
         assert connection is not None  # noqa: S101 - entered
         if error is not None:
             await self._give_up(connection, error)
-            translated = _translated(error)
-            if translated is not None:
-                raise translated from error
+            if isinstance(error, DBAPIError) and is_transient(error):
+                raise as_write_error(error, _STATEMENT) from error
             return
         try:
             await self._commit(connection)
@@ -204,25 +196,19 @@ async def resolve_commit_async(
         transaction: The transaction to resolve.
         timeout_s: Longest wait for the server.
     """
-    loop = asyncio.get_running_loop()
-    began = loop.time()
     of = engine.sync_engine
     separate = AsyncEngine(Engine(of.pool.recreate(), of.dialect, of.url, hide_parameters=True))
     try:
-        while True:
-            waited_s = loop.time() - began
-            try:
+        for end_backend in attempts(timeout_s):
+            with suppress(SQLAlchemyError, OSError):  # unavailable; TimeoutError is an OSError
                 async with asyncio.timeout(_QUERY_LIMIT_S), separate.connect() as connection:
-                    found = await connection.run_sync(status_of, transaction, end_backend=waited_s > END_AFTER_S)
-            except (SQLAlchemyError, OSError):  # unavailable; TimeoutError is an OSError
-                found = None
-            if found is not None:
-                return found
-            if waited_s > timeout_s:
-                return CommitStatus.UNKNOWN
+                    found = await connection.run_sync(status_of, transaction, end_backend=end_backend)
+                    if found is not None:
+                        return found
             await asyncio.sleep(PAUSE_S)
     finally:
         await separate.dispose()
+    return CommitStatus.UNKNOWN
 
 
 async def _roll_back(connection: AsyncConnection, error: BaseException) -> None:
@@ -259,12 +245,6 @@ def _disconnect(connection: AsyncConnection) -> None:
     close = getattr(adapted, "_terminate_force_close", None) or getattr(adapted, "terminate", None)
     if close is not None:
         close()
-
-
-def _translated(error: BaseException) -> DbWriteError | None:
-    if isinstance(error, DBAPIError) and fault_of(error) in _TRANSLATED:
-        return as_write_error(error, _STATEMENT)
-    return None
 
 
 async def _finish(

@@ -13,23 +13,22 @@ message with a lost lease is removed before the COMMIT.
 transaction. A call that raises is rolled back to its savepoint, and its message is settled alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from conquiet.core.functions import reject_awaitable
 from conquiet.errors import ConfigurationError
-from conquiet.transactional.batch_source import AsyncBatches, SyncBatches
+from conquiet.transactional.batch_source import Batches
+from conquiet.transactional.cancelled_jobs import InboxCancellation
 from conquiet.transactional.handlers import agreed, checked_source, inbox_of, made_for
+from conquiet.transactional.inbox import Inbox
 from conquiet.transactional.inbox_keys import KeyFunction
 from conquiet.transactional.received_messages import ReceivedFromRabbit, ReceivedMessage
 from conquiet.transactional.schema import INBOX_TABLE
-from conquiet.transactional.session_source import AsyncSource
 
 if TYPE_CHECKING:
     from conquiet.processor.context import JobContext
     from conquiet.runtime.context import MessageContext
     from conquiet.runtime.message import RuntimeMessage
-    from conquiet.transactional.inbox import Inbox
 
 
 def for_processor_batch(
@@ -56,7 +55,7 @@ def for_processor_batch(
     batches = _batches(handler, engine, inbox, key, "contexts", "session")
 
     def work_of(contexts: "list[JobContext]") -> Callable[[Any, list[int]], Any]:
-        return lambda session, new: handler([contexts[one] for one in new], session)
+        return lambda session, new: batches.source.call(handler, [contexts[one] for one in new], session)
 
     return _of_processor(batches, group, batches.run_batch, work_of)
 
@@ -78,30 +77,29 @@ def for_processor_shared_transaction(
     batches = _batches(handler, engine, inbox, key, "ctx", "session")
 
     def work_of(contexts: "list[JobContext]") -> Callable[[Any, int], Any]:
-        return lambda session, one: handler(contexts[one], session)
+        return lambda session, one: batches.source.call(handler, contexts[one], session)
 
     return _of_processor(batches, group, batches.run_each, work_of)
 
 
 def _of_processor(
-    batches: SyncBatches | AsyncBatches,
+    batches: Batches,
     group: str | None,
-    run: Callable[..., Any],
+    run: Callable[..., Coroutine[Any, Any, object]],
     work_of: "Callable[[list[JobContext]], Callable[[Any, Any], Any]]",
 ) -> Callable[..., Any]:
     def of_one(ctx: "JobContext") -> ReceivedMessage:
         return ReceivedMessage.of_job(ctx, agreed("group", group, ctx.group))
 
-    def start(contexts: "list[JobContext]") -> Any:
+    async def handle(contexts: "list[JobContext]") -> object:
         place = agreed("group", group, contexts[0].group)  # all of one processor
         received = [ReceivedMessage.of_job(ctx, place) for ctx in contexts]
-        return run(received, work_of(contexts), lambda: _check_leases([ctx.delivery for ctx in contexts]))
+        return await run(received, work_of(contexts), lambda: _check_leases([ctx.delivery for ctx in contexts]))
 
-    async def start_async(contexts: "list[JobContext]") -> object:
-        return await start(contexts)
-
-    handle = start_async if isinstance(batches, AsyncBatches) else start
-    return made_for("group", group, batches.source, batches.cancellable(handle, of_one))
+    entry_point = batches.source.entry_point(handle)
+    if isinstance(batches.inbox, Inbox):
+        InboxCancellation(batches.source, batches.inbox, of_one).add_to(entry_point)
+    return made_for("group", group, batches.source, entry_point)
 
 
 def for_runtime_batch(
@@ -118,23 +116,16 @@ def for_runtime_batch(
     """
     batches = _batches(handler, engine, inbox, key, "messages", "session")
 
-    def received(messages: "list[RuntimeMessage]", contexts: "Sequence[MessageContext]") -> list[ReceivedMessage]:
+    async def handle(messages: "list[RuntimeMessage]", contexts: "Sequence[MessageContext]") -> object:
         place = agreed("group", group, contexts[0].group)
-        return [ReceivedMessage.of_message(message, place) for message in messages]
+        received = [ReceivedMessage.of_message(message, place) for message in messages]
 
-    if isinstance(batches, AsyncBatches):
+        def work(session: Any, new: list[int]) -> Any:
+            return batches.source.call(handler, [messages[one] for one in new], session)
 
-        async def handle_async(messages: "list[RuntimeMessage]", contexts: "Sequence[MessageContext]") -> object:
-            work = lambda session, new: handler([messages[one] for one in new], session)  # noqa: E731 - a closure
-            return await batches.run_batch(received(messages, contexts), work, lambda: _check_leases(contexts))
+        return await batches.run_batch(received, work, lambda: _check_leases(contexts))
 
-        return made_for("group", group, batches.source, handle_async)
-
-    def handle(messages: "list[RuntimeMessage]", contexts: "Sequence[MessageContext]") -> object:
-        work = lambda session, new: handler([messages[one] for one in new], session)  # noqa: E731 - a closure
-        return batches.run_batch(received(messages, contexts), work, lambda: _check_leases(contexts))
-
-    return made_for("group", group, batches.source, handle)
+    return made_for("group", group, batches.source, batches.source.entry_point(handle))
 
 
 def for_rabbit_batch(
@@ -153,39 +144,20 @@ def for_rabbit_batch(
     by_message = None if key is None else lambda known: key(known.payload)
     batches = _batches(handler, engine, inbox, by_message, "messages", "session")
 
-    if isinstance(batches, AsyncBatches):
-
-        async def syncer_async(messages: list[Any]) -> object:
-            from conquiet.rabbit.batch_results import RefusedError, only_deliveries
-
-            async def work(session: Any, new: list[int]) -> None:
-                with only_deliveries(new):
-                    if await handler([messages[one] for one in new], session) is False:
-                        raise RefusedError
-
-            try:
-                return await batches.run_batch(_received(messages, queue), work, _no_check) or True
-            except RefusedError:
-                return False
-
-        return made_for("queue", queue, batches.source, syncer_async)
-
-    def syncer(messages: list[Any]) -> object:
+    async def syncer(messages: list[Any]) -> object:
         from conquiet.rabbit.batch_results import RefusedError, only_deliveries
 
-        def work(session: Any, new: list[int]) -> None:
+        async def work(session: Any, new: list[int]) -> None:
             with only_deliveries(new):
-                result = handler([messages[one] for one in new], session)
-            reject_awaitable("the handler", result)
-            if result is False:
-                raise RefusedError
+                if await batches.source.call(handler, [messages[one] for one in new], session) is False:
+                    raise RefusedError
 
         try:
-            return batches.run_batch(_received(messages, queue), work, _no_check) or True
+            return await batches.run_batch(_received(messages, queue), work, _no_check) or True
         except RefusedError:
             return False
 
-    return made_for("queue", queue, batches.source, syncer)
+    return made_for("queue", queue, batches.source, batches.source.entry_point(syncer))
 
 
 def _received(messages: list[Any], queue: str | None) -> list[ReceivedFromRabbit]:
@@ -200,16 +172,14 @@ def _no_check() -> None:
     """Do nothing: RabbitMQ keeps a delivery from others as long as its channel is open."""
 
 
-def _batches(
-    handler: Callable[..., Any], engine: Any, inbox: Any, key: KeyFunction | None, *arguments: str
-) -> SyncBatches | AsyncBatches:
+def _batches(handler: Callable[..., Any], engine: Any, inbox: Any, key: KeyFunction | None, *arguments: str) -> Batches:
     source = checked_source(handler, engine, *arguments)
     once: Any = inbox_of(inbox, key)
     if not callable(getattr(once, "once_many", None)):
         raise ConfigurationError(
             f"a batch needs an Inbox(), or the name of its table: a {type(once).__name__} has no once_many()"
         )
-    return AsyncBatches(source, once) if isinstance(source, AsyncSource) else SyncBatches(source, once)
+    return Batches(source, once)
 
 
 def _check_leases(deliveries: "Sequence[MessageContext]") -> None:

@@ -16,8 +16,10 @@ that use the same name by mistake, each would skip messages of the other as dupl
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from conquiet.core.batch_run import run_without_loop
 from conquiet.core.deduplicator import Deduplicator
 from conquiet.core.functions import (
     mark_made_for,
@@ -29,7 +31,7 @@ from conquiet.core.functions import (
 from conquiet.core.log import FactLogger
 from conquiet.core.validation import require_text
 from conquiet.errors import ConfigurationError, ConflictError
-from conquiet.transactional.cancelled_jobs import cancellable, cancellable_async
+from conquiet.transactional.cancelled_jobs import cancellable
 from conquiet.transactional.inbox import Inbox
 from conquiet.transactional.inbox_keys import KeyFunction
 from conquiet.transactional.received_messages import ReceivedFromRabbit, ReceivedMessage
@@ -60,7 +62,7 @@ def effect_once(
     source = source_of(engine)
     if isinstance(source, AsyncSource):
         raise ConfigurationError("engine is asynchronous: call 'await effect_once_async(engine, inbox, msg, work)'")
-    return source.effect_once(inbox, msg, work)
+    return run_without_loop(source.effect_once(inbox, msg, partial(source.call, work)))
 
 
 async def effect_once_async(
@@ -70,7 +72,7 @@ async def effect_once_async(
     source = source_of(engine)
     if isinstance(source, SyncSource):
         raise ConfigurationError("engine is synchronous: call 'effect_once(engine, inbox, msg, work)'")
-    return await source.effect_once(inbox, msg, work)
+    return await source.effect_once(inbox, msg, partial(source.call, work))
 
 
 @overload
@@ -122,22 +124,11 @@ def for_runtime(
     source = checked_source(handler, engine, "message", "session")
     once = inbox_of(inbox, key)
 
-    def received(message: "RuntimeMessage", ctx: "MessageContext | SyncMessageContext") -> ReceivedMessage:
-        return ReceivedMessage.of_message(message, agreed("group", group, ctx.group))
+    async def handle(message: "RuntimeMessage", ctx: "MessageContext | SyncMessageContext") -> None:
+        received = ReceivedMessage.of_message(message, agreed("group", group, ctx.group))
+        await source.effect_once(once, received, partial(source.call, handler, message), ctx.check_lease)
 
-    if isinstance(source, AsyncSource):
-
-        async def handle_async(message: "RuntimeMessage", ctx: "MessageContext") -> None:
-            await source.effect_once(
-                once, received(message, ctx), lambda session: handler(message, session), ctx.check_lease
-            )
-
-        return made_for("group", group, source, handle_async)
-
-    def handle(message: "RuntimeMessage", ctx: "SyncMessageContext") -> None:
-        source.effect_once(once, received(message, ctx), lambda session: handler(message, session), ctx.check_lease)
-
-    return made_for("group", group, source, handle)
+    return made_for("group", group, source, source.entry_point(handle))
 
 
 @overload
@@ -199,8 +190,6 @@ def for_processor(
     def received(ctx: "JobContext") -> ReceivedMessage:
         return ReceivedMessage.of_job(ctx, agreed("group", group, ctx.group))
 
-    if isinstance(source, AsyncSource):
-        return made_for("group", group, source, cancellable_async(source, once, received, handler))
     return made_for("group", group, source, cancellable(source, once, received, handler))
 
 
@@ -263,79 +252,36 @@ def for_rabbit(
     source = checked_source(handler, engine, "message", "session")
     once = inbox_of(inbox, None if key is None else lambda known: key(known.payload))
 
-    def received(message: Any) -> ReceivedFromRabbit:
-        return ReceivedFromRabbit.current(message, lambda actual: agreed("queue", queue, actual), queue)
+    async def syncer(message: Any) -> bool:
+        received = ReceivedFromRabbit.current(message, lambda actual: agreed("queue", queue, actual), queue)
+        is_started = False
 
-    if isinstance(source, AsyncSource):
-
-        async def syncer_async(message: Any) -> bool:
-            attempt = _Attempt(received(message))
-
-            async def work(session: Any) -> None:
-                attempt.started = True
-                attempt.refuse_false(await handler(message, session))
-
-            try:
-                await source.effect_once(once, attempt.message, work)
-            except (_RefusedError, ConflictError) as error:
-                return attempt.result_of(error)
-            return True
-
-        return made_for("queue", queue, source, syncer_async)
-
-    def syncer(message: Any) -> bool:
-        attempt = _Attempt(received(message))
-
-        def work(session: Any) -> object:
-            attempt.started = True
-            result = handler(message, session)
-            attempt.refuse_false(result)
-            return result
+        async def work(session: Any) -> None:
+            nonlocal is_started
+            is_started = True
+            if await source.call(handler, message, session) is False:
+                raise _RefusedError
 
         try:
-            source.effect_once(once, attempt.message, work)
-        except (_RefusedError, ConflictError) as error:
-            return attempt.result_of(error)
+            await source.effect_once(once, received, work)
+        except _RefusedError:
+            return False
+        except ConflictError as error:
+            logger.failure(logging.WARNING, "message left for another delivery", error, queue=received.source)
+            if is_started:
+                return False
+            # Another run of the message holds its inbox row. Counted as an attempt, the message would be dead-lettered
+            # while that run commits.
+            from conquiet.rabbit.syncer import Requeue
+
+            raise Requeue from error
         return True
 
-    return made_for("queue", queue, source, syncer)
+    return made_for("queue", queue, source, source.entry_point(syncer))
 
 
 class _RefusedError(Exception):
     """The handler returned False: roll back."""
-
-
-class _Attempt:
-    """One run of a RabbitMQ handler.
-
-    Attributes:
-        message: The message.
-        started: Whether the handler was called.
-    """
-
-    __slots__ = ("message", "started")
-
-    def __init__(self, message: ReceivedFromRabbit) -> None:
-        self.message = message
-        self.started = False
-
-    def refuse_false(self, result: object) -> None:
-        """Raise if the handler has returned False."""
-        if result is False:
-            raise _RefusedError
-
-    def result_of(self, error: Exception) -> bool:
-        """Return False for a refusal of the handler or a conflict in it; raise ``Requeue`` for one on the inbox row."""
-        if isinstance(error, _RefusedError):
-            return False
-        logger.failure(logging.WARNING, "message left for another delivery", error, queue=self.message.source)
-        if self.started:
-            return False
-        # Another run of the message holds its inbox row. Counted as an attempt, the message would be dead-lettered
-        # while that run commits.
-        from conquiet.rabbit.syncer import Requeue
-
-        raise Requeue from error
 
 
 def checked_source(handler: Callable[..., Any], engine: object, *arguments: str) -> SyncSource | AsyncSource:

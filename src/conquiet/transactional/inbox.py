@@ -15,27 +15,26 @@ See docs/decisions/0024.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import sha256
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy.engine import Engine
 
 from conquiet.core.functions import require_plain_function
 from conquiet.core.log import FactLogger
 from conquiet.core.validation import require_table
-from conquiet.db.errors import DbErrorKind, fault_of
+from conquiet.db.errors import is_duplicate
 from conquiet.errors import ConfigurationError, ConflictError, DbWriteError, LifecycleError, MessageInProgressError
 from conquiet.metrics.registry import INBOX_MESSAGES_TOTAL
 from conquiet.metrics.safety import count
 from conquiet.transactional.effect_counts import count_single_effect
 from conquiet.transactional.inbox_batch import InboxEntry, record_many
 from conquiet.transactional.inbox_keys import InboxKey, KeyFunction, key_of
-from conquiet.transactional.old_rows import delete_old_rows
 from conquiet.transactional.payload_digest import digest_of, is_same, key_of_other
+from conquiet.transactional.purging import delete_old_rows
 from conquiet.transactional.schema import INBOX_TABLE, NO_COLUMN, if_missing
-from conquiet.transactional.sql_dialect import SqlDialect, dialect_named, inbox_statements
-from conquiet.transactional.statements import InboxStatements
+from conquiet.transactional.sql_dialect import SqlDialect, dialect_named
+from conquiet.transactional.statements import InboxStatements, inbox_statements
 from conquiet.transactional.unit_of_work import SyncSession, UnitOfWork, run_in, unit_of
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class Inbox:
         self._key = key
         self._compare = compare_payload
         # Engines with an inbox table of an earlier version, without digests.
-        self._without_digest: WeakKeyDictionary[Engine, bool] = WeakKeyDictionary()
+        self._without_digest: WeakSet[Engine] = WeakSet()
 
     def once(self, session: "SyncSession | AsyncSession | AsyncConnection", msg: Any) -> "InboxCheck[bool]":
         """Record the message in the session's transaction; True the first time. Use it before other statements.
@@ -233,7 +232,7 @@ class Inbox:
             raise self.in_progress(error, key.source) from error.__cause__
         except DbWriteError as error:
             # A trigger of the user may raise 1062 too. Treating that as our duplicate would lose the message.
-            existing = self._find(unit, key) if _is_duplicate(error) else None
+            existing = self._find(unit, key) if is_duplicate(error) else None
             if existing is None:
                 raise if_missing(error, self.table) from error.__cause__
         else:
@@ -301,31 +300,32 @@ class Inbox:
 
     def on_any_version(self, unit: UnitOfWork, run: Callable[[bool], T]) -> T:
         """Call ``run(True)`` for a table with the column ``digest``, ``run(False)`` if an earlier version made it."""
-        if unit.engine not in self._without_digest:
-            try:
-                return run(True)  # noqa: FBT003 - a callback
-            except DbWriteError as error:
-                if error.errno not in NO_COLUMN:
-                    raise
         if unit.engine in self._without_digest:
-            return run(False)  # noqa: FBT003 - the same
+            return run(False)  # noqa: FBT003 - a callback
+        try:
+            return run(True)  # noqa: FBT003 - the same
+        except DbWriteError as error:
+            if error.errno not in NO_COLUMN:
+                raise
         try:
             result = run(False)  # noqa: FBT003 - the same
         except DbWriteError as error:
-            if error.errno not in NO_COLUMN and if_missing(error, self.table) is error:
+            if if_missing(error, self.table) is error:  # the table and its other columns are there
                 self._record_missing_digest(unit.engine, unit.dialect)
             raise
         self._record_missing_digest(unit.engine, unit.dialect)
         return result
 
     def _record_missing_digest(self, engine: Engine, dialect: SqlDialect) -> None:
+        if engine in self._without_digest:  # another thread was first
+            return
         # An error would stop every worker of a deployment until an operator has changed the tables.
-        self._without_digest[engine] = True
+        self._without_digest.add(engine)
         logger.warning(
             "inbox table is of an earlier version, without the column digest: a message with a repeated entry id "
             "counts as a duplicate; run 'conquiet db migrate' or the statement, and restart",
             table=self.table,
-            statement=dialect.add_column(self.table, "digest"),
+            statement=dialect.add_digest(self.table),
         )
 
 
@@ -342,18 +342,14 @@ class InboxCheck(Generic[T]):
         """Record the message or the messages; True the first time."""
         return self._check(unit_of(self._session))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Do nothing: the row shares the end of the transaction."""
 
     async def __aenter__(self) -> T:
         """Record the message or the messages; True the first time."""
         return await run_in(self._session, self._check)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Do nothing: the row shares the end of the transaction."""
 
 
@@ -366,10 +362,6 @@ class _Row(NamedTuple):
 def _binds(unit: UnitOfWork, key: InboxKey) -> dict[str, bytes | str | None]:
     bind = unit.dialect.bind_binary
     return {"source": bind(key.source.encode()), "grp": bind(key.group.encode()), "id": bind(key.id.encode())}
-
-
-def _is_duplicate(error: DbWriteError) -> bool:
-    return error.__cause__ is not None and fault_of(error.__cause__) is DbErrorKind.DUPLICATE
 
 
 def _facts(key: InboxKey) -> dict[str, str]:

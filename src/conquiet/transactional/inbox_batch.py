@@ -14,7 +14,7 @@ See docs/decisions/0024.
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from conquiet.db.errors import DbErrorKind, fault_of
+from conquiet.db.errors import is_duplicate
 from conquiet.errors import ConflictError, DbWriteError
 from conquiet.transactional.batch_sql import BatchStatements, batch_statements, bind_rows
 from conquiet.transactional.effect_counts import count_effect
@@ -33,6 +33,10 @@ _MAX_ROUNDS: Final = 3
 """Maximum inserts of one list: between the failed INSERT and the SELECT, a purge may delete the existing rows."""
 
 
+_Rows = list[tuple[InboxKey, bytes | None]]
+"""Keys and digests."""
+
+
 class InboxEntry(NamedTuple):
     """A message to record."""
 
@@ -47,14 +51,14 @@ def record_many(inbox: "Inbox", unit: UnitOfWork, entries: Sequence[InboxEntry])
         MessageInProgressError: Another run of one of them did not end in time, or two runs waited for each other.
         LifecycleError: The same transaction has recorded one of them before.
     """
-    known: dict[InboxKey, bytes | None] = dict(entries)
-    several = _repeated(entries, known) if len(known) < len(entries) else frozenset()
+    known: dict[InboxKey, bytes | None] = {}
+    for key, digest in entries:
+        known.setdefault(key, digest)
     existing = _write(inbox, unit, known)
-    counts = {"first": 0, "duplicate": 0}
-    if existing or several:
-        first_time = _decided(inbox, unit, entries, known, several, existing, counts)
+    if existing or len(known) < len(entries):
+        first_time, counts = _decided(inbox, unit, entries, known, existing)
     else:  # nearly always
-        first_time, counts["first"] = [True] * len(entries), len(entries)
+        first_time, counts = [True] * len(entries), {"first": len(entries), "duplicate": 0}
     if entries:
         source = entries[0].key.source
         for outcome, number in counts.items():
@@ -62,42 +66,33 @@ def record_many(inbox: "Inbox", unit: UnitOfWork, entries: Sequence[InboxEntry])
     return first_time
 
 
-def _repeated(entries: Sequence[InboxEntry], known: dict[InboxKey, bytes | None]) -> frozenset[int]:
-    """Return the positions of keys that came before in the list. ``known`` has the digest of the first of each then."""
-    known.clear()
-    several = set()
-    for position, (key, digest) in enumerate(entries):
-        if key in known:
-            several.add(position)
-        else:
-            known[key] = digest
-    return frozenset(several)
-
-
 def _decided(
     inbox: "Inbox",
     unit: UnitOfWork,
     entries: Sequence[InboxEntry],
     known: dict[InboxKey, bytes | None],
-    several: frozenset[int],
     existing: "dict[InboxKey, tuple[Any]]",
-    counts: dict[str, int],
-) -> list[bool]:
-    """Return for each message whether it is the first time; count what is decided here."""
+) -> tuple[list[bool], dict[str, int]]:
+    """Return for each message whether it is the first time, and the number of each outcome that is decided here.
+
+    A key that came before in ``entries`` is compared with the digest of its first message, in ``known``.
+    """
     first_time: list[bool] = []
-    for position, (key, digest) in enumerate(entries):
-        there = (known[key],) if position in several else existing.get(key)
+    counts = {"first": 0, "duplicate": 0}
+    seen: set[InboxKey] = set()
+    for key, digest in entries:
+        there = (known[key],) if key in seen else existing.get(key)
+        seen.add(key)
         if there is None:
-            result = True
+            counts["first"] += 1
+            first_time.append(True)
         elif digest is None or is_same(there[0], digest):
-            result = False
+            counts["duplicate"] += 1
+            first_time.append(False)
         else:
             # Another message had this id before: rare, a clock was set back.
             first_time.append(inbox.record_entry(unit, key, digest))
-            continue
-        counts["first" if result else "duplicate"] += 1
-        first_time.append(result)
-    return first_time
+    return first_time, counts
 
 
 def _write(inbox: "Inbox", unit: UnitOfWork, entries: dict[InboxKey, bytes | None]) -> "dict[InboxKey, tuple[Any]]":
@@ -113,9 +108,9 @@ def _write(inbox: "Inbox", unit: UnitOfWork, entries: dict[InboxKey, bytes | Non
     return existing
 
 
-def _chunks(entries: dict[InboxKey, bytes | None]) -> Iterator[list[tuple[InboxKey, bytes | None]]]:
+def _chunks(entries: dict[InboxKey, bytes | None]) -> Iterator[_Rows]:
     """Yield the rows by source and group, in the order of their keys."""
-    rows: list[tuple[InboxKey, bytes | None]] = []
+    rows: _Rows = []
     for key in sorted(entries):
         item = (key, entries[key])
         if rows and (rows[0][0][:2] != item[0][:2] or len(rows) == MAX_ROWS):
@@ -133,7 +128,7 @@ class _Writer:
         self._inbox = inbox
         self._unit = unit
 
-    def write(self, rows: list[tuple[InboxKey, bytes | None]]) -> "dict[InboxKey, tuple[Any]]":
+    def write(self, rows: _Rows) -> "dict[InboxKey, tuple[Any]]":
         """Write the missing rows; return the digests of the existing ones."""
         existing: dict[InboxKey, tuple[Any]] = {}
         left = rows
@@ -150,12 +145,10 @@ class _Writer:
                 return existing
         raise self._inbox.row_vanished()
 
-    def _insert(
-        self, rows: list[tuple[InboxKey, bytes | None]]
-    ) -> "tuple[list[tuple[InboxKey, bytes | None]], DbWriteError | None]":
+    def _insert(self, rows: _Rows) -> "tuple[_Rows, DbWriteError | None]":
         """Insert; return the rows that were not written, and the error: MySQL then writes none."""
 
-        def run(with_digest: bool) -> list[tuple[InboxKey, bytes | None]]:  # noqa: FBT001 - see ``on_any_version``
+        def run(with_digest: bool) -> _Rows:  # noqa: FBT001 - see ``on_any_version``
             has_digests = any(digest for _, digest in rows)
             statements, binds = self._statements(with_digest and has_digests), self._binds(rows)
             if not statements.reports_written:
@@ -169,11 +162,11 @@ class _Writer:
         except ConflictError as error:
             raise self._inbox.in_progress(error, rows[0][0].source) from error.__cause__
         except DbWriteError as error:
-            if error.__cause__ is None or fault_of(error.__cause__) is not DbErrorKind.DUPLICATE:
+            if not is_duplicate(error):
                 raise if_missing(error, self._inbox.table) from error.__cause__
             return rows, error
 
-    def _find(self, rows: list[tuple[InboxKey, bytes | None]]) -> "dict[InboxKey, tuple[Any]]":
+    def _find(self, rows: _Rows) -> "dict[InboxKey, tuple[Any]]":
         keys = {key.id.encode(): key for key, _ in rows}
         found = self._inbox.on_any_version(
             self._unit, lambda digest: self._unit.fetch_all(self._statements(digest).find, self._binds(rows))
@@ -189,7 +182,7 @@ class _Writer:
         assert statements is not None  # noqa: S101 - checked by the caller
         return statements
 
-    def _binds(self, rows: list[tuple[InboxKey, bytes | None]]) -> dict[str, Any]:
+    def _binds(self, rows: _Rows) -> dict[str, Any]:
         dialect, key = self._unit.dialect, rows[0][0]
         bound = bind_rows(dialect, [row[0].id.encode() for row in rows], [digest for _, digest in rows])
         return {

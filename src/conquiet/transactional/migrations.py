@@ -26,7 +26,7 @@ from sqlalchemy.schema import CreateColumn, CreateIndex
 
 from conquiet.core.log import FactLogger
 from conquiet.db.dialects import require_supported
-from conquiet.db.errors import OperationInfo, as_write_error
+from conquiet.db.errors import OperationInfo, as_write_error, code_of
 from conquiet.errors import ConfigurationError, LockAcquisitionError
 from conquiet.transactional.metadata import metadata
 from conquiet.transactional.schema import (
@@ -34,7 +34,6 @@ from conquiet.transactional.schema import (
     OUTBOX_TABLE,
     SCHEMA_MARK,
     SCHEMA_VERSION,
-    code_of,
     schema_comment,
     statements,
 )

@@ -19,17 +19,18 @@ from uuid import uuid4
 from sqlalchemy.engine import Engine
 
 from conquiet.core import causation, tracing
+from conquiet.core.chunks import chunks
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_positive, require_seconds, require_table, require_text
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, DbWriteError
 from conquiet.transactional.batch_sql import bind_messages, outbox_insert_many
 from conquiet.transactional.inbox_keys import MAX_PART_BYTES
-from conquiet.transactional.old_rows import delete_old_rows
 from conquiet.transactional.payload import MAX_PAYLOAD_BYTES, encode
+from conquiet.transactional.purging import delete_old_rows
 from conquiet.transactional.schema import OUTBOX_TABLE, if_missing
-from conquiet.transactional.sql_dialect import dialect_named, outbox_statements
-from conquiet.transactional.statements import OutboxStatements
+from conquiet.transactional.sql_dialect import dialect_named
+from conquiet.transactional.statements import OutboxStatements, outbox_statements
 from conquiet.transactional.unit_of_work import SyncSession, UnitOfWork, run_in, unit_of
 from conquiet.transactional.unserved_targets import overdue_targets
 
@@ -307,7 +308,7 @@ class _Rows:
         """Write them into a transaction, in their order; return their ids."""
         statement = outbox_insert_many(unit.dialect, self.table, wake=self.wake)
         try:
-            for rows in _chunks(self.rows):
+            for rows in chunks(self.rows, lambda row: len(row[2]), max_items=_MAX_ROWS, max_size=_MAX_BYTES):
                 if statement is None or len(rows) == 1:
                     self._write_each(unit, rows)
                 else:
@@ -331,19 +332,6 @@ class _Rows:
             "headers": bind(self.headers),
             "later": unit.dialect.interval(self.delay_s),
         }
-
-
-def _chunks(rows: Sequence[_Row]) -> Iterator[Sequence[_Row]]:
-    chunk: list[_Row] = []
-    size = 0
-    for row in rows:
-        if chunk and (len(chunk) == _MAX_ROWS or size + len(row[2]) > _MAX_BYTES):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(row)
-        size += len(row[2])
-    if chunk:
-        yield chunk
 
 
 def _encoded_headers(headers: tracing.Headers | None, target: str, *message_ids: str) -> bytes | None:

@@ -1,4 +1,4 @@
-"""The relay's access to one target's rows: scan, lock, check the order, settle. One transaction each batch.
+"""The relay's access to the database: its connections, and one target's rows. One transaction each batch.
 
     without a key    lock_unkeyed   lock due rows, skipping what another relay holds: one statement
     with a key       scan_keyed     due rows, not locked; bounded
@@ -15,10 +15,16 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+
 from conquiet.core.tracing import read_headers
+from conquiet.db.dialects import is_mysql, is_postgres
 from conquiet.db.session import DbSession
 from conquiet.transactional.relay_decisions import Candidate, OutboxMessage, Park, Postpone
-from conquiet.transactional.sql_dialect import SqlDialect, outbox_statements
+from conquiet.transactional.sql_dialect import SqlDialect
+from conquiet.transactional.statements import outbox_statements
+from conquiet.transactional.target_publisher import IDLE_LIMIT_S
 
 OutboxPosition = tuple[Any, int]
 """The end of a scan: due time and seq."""
@@ -109,3 +115,31 @@ def _headers(stored: Any) -> dict[str, str] | None:
         return read_headers(json.loads(bytes(stored)))
     except ValueError:
         return None
+
+
+def own_engine(engine: Engine) -> Engine:
+    """Return an engine with separate connections: same address and credentials, other session settings.
+
+    Settings changed on the caller's connections would stay when these return to the caller's pool.
+    """
+    if not is_mysql(engine) and not is_postgres(engine):  # SQLite: a memory database lives in one connection
+        return engine
+    own = Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
+    if is_postgres(engine):
+
+        @event.listens_for(own, "connect")
+        def limit_idle_transactions(connection: Any, _: object) -> None:
+            with connection.cursor() as cursor:
+                cursor.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_LIMIT_S}s'")
+            connection.commit()
+
+        # Set for each checkout, and without a round trip: the driver's BEGIN names the level.
+        return own.execution_options(isolation_level="READ COMMITTED")
+
+    @event.listens_for(own, "connect")
+    def prepare(connection: Any, _: object) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            cursor.execute(f"SET SESSION wait_timeout = {IDLE_LIMIT_S}")
+
+    return own

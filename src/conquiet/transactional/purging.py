@@ -5,7 +5,7 @@
 
 Each batch is one transaction that deletes the oldest rows and locks nothing else, so it blocks no insert.
 The pause keeps its share of the server's work small, because inserts wait for the same disk. The share follows the need
-(``purge_pace``). The lock only saves work: two hosts that purge at the same time delete different rows, or wait briefly
+(``PurgePace``). The lock only saves work: two hosts that purge at the same time delete different rows, or wait briefly
 for each other.
 """
 
@@ -18,27 +18,30 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.lifecycle import BlockingLifecycle, Health
 from conquiet.core.log import FactLogger
 from conquiet.core.validation import require_positive, require_seconds
 from conquiet.db.dialects import require_supported
 from conquiet.db.engine_pool import database_address, pool_capacity
 from conquiet.db.locking.naming import lock_name
+from conquiet.db.session import DbSession
 from conquiet.db.statement_abort import AbortableEngine
 from conquiet.errors import ConfigurationError, ConquietError, InfrastructureError
 from conquiet.metrics.outages import OutageWatch
 from conquiet.metrics.registry import INBOX_PURGED_TOTAL, OUTBOX_PURGED_TOTAL, PURGE_ERRORS_TOTAL
 from conquiet.metrics.safety import count
-from conquiet.transactional.inbox import Inbox
-from conquiet.transactional.outbox import Outbox
-from conquiet.transactional.purge_pace import PurgePace
+from conquiet.transactional.sql_dialect import dialect_named
+
+if TYPE_CHECKING:
+    from conquiet.transactional.inbox import Inbox
+    from conquiet.transactional.outbox import Outbox
 
 logger = FactLogger(__name__)
 
@@ -48,6 +51,8 @@ INBOX_RETENTION_S: Final = 30 * DAY_S
 """Default retention of inbox rows."""
 
 _LOCK_IDLE_S: Final = 120
+LONGEST_PAUSE_S: Final = 60.0
+"""A pause is never longer: the server closes the connection of the purger's lock after two idle minutes."""
 _IDLE_SESSIONS_SINCE: Final = (14,)
 _BUSY_FACTOR: Final = 10
 """Intervals after which a busy worker purges too, and after which a pass that has not ended works faster."""
@@ -90,7 +95,46 @@ class DatabaseRetention:
                 raise ConfigurationError(f"{name} must be a number above 0 and at most 1, got {value!r}")
 
 
-class Purger:
+class PurgePace:
+    """The share of the time in which passes of one host work.
+
+    It doubles while a pass does not end, because more rows become old than are deleted; every pass that ends halves it.
+    So it stays near what the table needs: a table with 600 new rows a second needs about a hundredth, and a table that
+    was not purged for months is emptied within hours.
+
+    Args:
+        least: The share to begin with.
+        most: The share to end with; ``least`` if that is more.
+        hurry_after_s: Time after which a pass that has not ended speeds up.
+
+    Attributes:
+        share: The share now.
+    """
+
+    def __init__(self, least: float, most: float, *, hurry_after_s: float) -> None:
+        self._least = least
+        self._most = max(least, most)
+        self._hurry_after_s = hurry_after_s
+        self._since = 0.0
+        self.share = least
+
+    def begin(self, now: float) -> None:
+        """Record that a pass begins."""
+        self._since = now
+
+    def pause_s(self, now: float, took_s: float) -> float:
+        """Return how long to wait after a full batch that took ``took_s``."""
+        if now - self._since >= self._hurry_after_s:
+            self._since = now
+            self.share = min(self.share * 2, self._most)
+        return min(took_s * (1 / self.share - 1), LONGEST_PAUSE_S)
+
+    def caught_up(self) -> None:
+        """Record that a pass has deleted all old rows."""
+        self.share = max(self.share / 2, self._least)
+
+
+class Purger(ClosedAfterUse):
     """Deletes old rows until it is stopped. Satisfies ``core.lifecycle.Worker``.
 
     ``with Purger(engine, inbox=inbox):`` runs it in a background thread; ``run()`` blocks. Every host may run one.
@@ -108,8 +152,8 @@ class Purger:
         self,
         engine: Engine,
         *,
-        inbox: Inbox | None = None,
-        outbox: Outbox | None = None,
+        inbox: "Inbox | None" = None,
+        outbox: "Outbox | None" = None,
         retention: DatabaseRetention | None = None,
         is_idle: Callable[[], bool] | None = None,
     ) -> None:
@@ -185,11 +229,6 @@ class Purger:
         threading.Thread(target=self._run, name="conquiet-purger", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     # ------------------------------------------------------------ inside
 
     def _pass(self) -> None:
@@ -260,6 +299,33 @@ class Purger:
                     connection.execute(_FREE_LOCKS[self._engine.dialect.name])
                 # Closed, and not returned to the pool: that certainly frees the lock, and its timeout was changed.
                 connection.invalidate()
+
+
+def delete_old_rows(
+    engine: Engine, statement: TextClause, *, older_than_s: float, batch: int, max_batches: int | None
+) -> int:
+    """Run a DELETE of ``SqlDialect.delete_oldest`` until it finds fewer rows than a batch; return how many it deleted.
+
+    Args:
+        engine: The database of the table.
+        statement: The DELETE, with the binds ``ago`` and ``batch``.
+        older_than_s: Age of the rows to delete, by the database's clock.
+        batch: Rows per transaction.
+        max_batches: Maximum number of transactions; None has no limit.
+    """
+    require_seconds("older_than_s", older_than_s)
+    require_positive("batch", batch)
+    sql = dialect_named(engine.dialect.name)
+    deleted, batches = 0, 0
+    while max_batches is None or batches < max_batches:
+        with DbSession(engine) as session:
+            if sql.isolation is not None:
+                session.execute(sql.isolation)
+            found = session.execute(statement, {"ago": sql.interval(older_than_s), "batch": batch})
+        deleted, batches = deleted + found, batches + 1
+        if found < batch:
+            break
+    return deleted
 
 
 def _ping(connection: Connection) -> None:

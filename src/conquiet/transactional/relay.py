@@ -15,11 +15,12 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 from sqlalchemy.engine import Engine
 
 from conquiet.core.backoff import Backoff
+from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.lifecycle import BlockingLifecycle, Health
 from conquiet.core.log import FactLogger
 from conquiet.core.validation import require_positive, require_seconds, require_text
@@ -39,7 +40,7 @@ from conquiet.metrics.registry import (
 from conquiet.metrics.safety import count, never_raises, set_gauge
 from conquiet.transactional.notifications import listener_for
 from conquiet.transactional.outbox import Outbox
-from conquiet.transactional.outbox_store import OutboxPosition, OutboxStore
+from conquiet.transactional.outbox_store import OutboxPosition, OutboxStore, own_engine
 from conquiet.transactional.relay_decisions import (
     OutboxMessage,
     Park,
@@ -49,7 +50,6 @@ from conquiet.transactional.relay_decisions import (
     in_order,
     plan,
 )
-from conquiet.transactional.relay_engine import own_engine
 from conquiet.transactional.schema import if_missing
 from conquiet.transactional.sql_dialect import dialect_named
 from conquiet.transactional.target_publisher import TargetPublisher, require_targets
@@ -95,7 +95,7 @@ class _Route:
         return self.publisher.name
 
 
-class OutboxRelay:
+class OutboxRelay(ClosedAfterUse):
     """Publishes the rows of an outbox, for the targets it is given. ``run()`` until ``stop()``.
 
     Used by one thread; ``stop()`` and ``health()`` may be called from any. Rows for targets that this relay does not
@@ -254,12 +254,6 @@ class OutboxRelay:
             self._listener.close()
         if self._owned:
             self._engine.dispose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # ------------------------------------------------------------------ one round
     def relay_once(self) -> RelayStats:

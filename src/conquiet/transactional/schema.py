@@ -11,9 +11,9 @@ from importlib.resources import files
 from typing import Final
 
 from conquiet.core.validation import require_table
-from conquiet.db.sql import quoted
+from conquiet.db.errors import code_of
 from conquiet.errors import DbWriteError
-from conquiet.transactional.sql_dialect import dialect_named
+from conquiet.transactional.sql_dialect import DIALECTS, dialect_named
 
 INBOX_TABLE: Final = "conquiet_inbox"
 OUTBOX_TABLE: Final = "conquiet_outbox"
@@ -29,17 +29,10 @@ _NO_TABLE: Final = frozenset({1146, 1054, sqlite3.SQLITE_ERROR, "42P01", "42703"
 NO_COLUMN: Final = frozenset({1054, sqlite3.SQLITE_ERROR, "42703"})
 """Error codes of a statement that names a column which the table does not have."""
 
-_FILES: Final = {
-    "mysql": "schema.sql",
-    "mariadb": "schema.sql",
-    "postgresql": "schema_postgresql.sql",
-    "sqlite": "schema_sqlite.sql",
-}
-
 _COMMENT: Final = re.compile(r"--[^\n]*")
 
 
-DATABASES: Final = tuple(sorted(_FILES))
+DATABASES: Final = tuple(sorted(DIALECTS))
 """Databases that have a schema, by SQLAlchemy's names."""
 
 
@@ -62,11 +55,6 @@ def if_missing(error: DbWriteError, table: str) -> DbWriteError:
     )
 
 
-def code_of(error: DbWriteError) -> int | str | None:
-    """Return the number of an error, or its SQLSTATE on PostgreSQL."""
-    return error.errno if error.sqlstate is None else error.sqlstate
-
-
 def statements(database: str, *, inbox: str = INBOX_TABLE, outbox: str = OUTBOX_TABLE) -> list[str]:
     """Return the statements of a database's schema file for these table names.
 
@@ -77,10 +65,11 @@ def statements(database: str, *, inbox: str = INBOX_TABLE, outbox: str = OUTBOX_
     """
     require_table("inbox", inbox)
     require_table("outbox", outbox)
-    script = files("conquiet.transactional").joinpath(_FILES[database]).read_text("utf-8")
+    dialect = dialect_named(database)
+    script = files("conquiet.transactional").joinpath(dialect.schema_file).read_text("utf-8")
     plain = _COMMENT.sub("", script)
     for default, wanted in ((INBOX_TABLE, inbox), (OUTBOX_TABLE, outbox)):
-        mark = dialect_named(database).mark
+        mark = dialect.mark
         index = f"{mark}{wanted.rpartition('.')[2]}_by"
-        plain = plain.replace(f"{mark}{default}{mark}", quoted(wanted, mark)).replace(f"{mark}{default}_by", index)
+        plain = plain.replace(f"{mark}{default}{mark}", dialect.quote(wanted)).replace(f"{mark}{default}_by", index)
     return [part.strip() for part in plain.split(";") if part.strip()]

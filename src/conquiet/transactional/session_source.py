@@ -13,28 +13,38 @@ continue).
 
     BEGIN ─ inbox row ─ handler ─ flush ─ checks ─ COMMIT        anything that raises: ROLLBACK
 
+What surrounds a handler (``handlers``, ``batch_source``, ``cancelled_jobs``) is written once, as coroutines over a
+source. The coroutines of a ``SyncSource`` never suspend, so ``entry_point`` makes a plain function of them.
+
 See docs/decisions/0033.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
+from conquiet.core.batch_run import run_without_loop
 from conquiet.core.functions import is_coroutine_function, reject_awaitable, reject_unawaited
 from conquiet.db.dialects import require_supported
 from conquiet.db.engine_pool import pool_capacity
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError
 from conquiet.transactional.transaction_guard import TransactionGuard
+from conquiet.transactional.unit_of_work import UnitOfWork, run_in, unit_of
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 
     from conquiet.core.deduplicator import Deduplicator
+    from conquiet.transactional.async_transaction import AsyncTransaction
 
 Check = Callable[[], None]
+Work = Callable[[Any], Awaitable[object]]
 T = TypeVar("T")
 
 
@@ -60,37 +70,83 @@ class SyncSource:
                 "(create_async_engine) or an async_sessionmaker, or make the handler a plain function"
             )
 
-    def effect_once(
-        self, inbox: "Deduplicator", msg: Any, work: Callable[[Any], object], before_commit: Check | None = None
+    def entry_point(self, function: "Callable[..., Coroutine[Any, Any, T]]") -> Callable[..., Any]:
+        """Return what the engine calls for a coroutine function of this package: a plain function."""
+        return lambda *arguments: run_without_loop(function(*arguments))
+
+    async def call(self, function: Callable[..., object], *arguments: Any) -> Any:
+        """Call a function of the user, and refuse a coroutine: the inbox row would record an effect."""
+        try:
+            result = function(*arguments)
+        except StopIteration as error:  # it cannot leave a coroutine
+            raise RuntimeError("the handler raised StopIteration") from error
+        reject_awaitable("the handler", result)
+        return result
+
+    async def effect_once(
+        self, inbox: "Deduplicator", msg: Any, work: Work, before_commit: Check | None = None
     ) -> bool:
-        """Run ``work(session)`` in a new transaction unless the message has had its effect. True if it ran."""
+        """Run ``await work(session)`` in a new transaction unless the message has had its effect. True if it ran."""
         with DbSession(self.engine) as db, inbox.once(db, msg) as first_time:
             if first_time:
                 if before_commit is not None:
                     db.before_commit(lambda _: before_commit())
-                self.in_session(db, work)
+                await self.in_session(db, work)
         return first_time
 
-    def read(self, work: Callable[[DbSession], T]) -> T:
-        """Return ``work(session)``, in a new transaction."""
-        with DbSession(self.engine) as db:
-            return work(db)
+    @asynccontextmanager
+    async def batch(
+        self, inbox: Any, msgs: Sequence[Any], check: Check, *, in_parts: bool
+    ) -> AsyncIterator[tuple[DbSession, list[bool]]]:
+        """Open a transaction and record messages in it; yield its session, and whether each message is new.
 
-    def in_session(self, db: DbSession, work: Callable[[Any], object]) -> None:
-        """Run ``work(session)`` with the kind of session that its handler gets, in an open transaction."""
-        # Before COMMIT: a coroutine has done nothing, and the inbox row would record an effect.
+        Args:
+            inbox: Records the messages.
+            msgs: The messages.
+            check: Called right before COMMIT; if it raises, the transaction is rolled back.
+            in_parts: Calls of ``in_part`` follow, not one of ``in_session``.
+        """
+        with DbSession(self.engine) as db, inbox.once_many(db, msgs) as first_time:
+            guard = TransactionGuard(db.connection) if in_parts else None
+            db.before_commit(lambda _: check())
+            yield db, first_time
+            if guard is not None:
+                guard.allow_commit()
+
+    async def in_session(self, db: DbSession, work: Work) -> None:
+        """Run ``await work(session)`` with the kind of session that the handler gets, in an open transaction."""
         if self.maker is None:
-            reject_awaitable("the handler", work(db))
-        else:
-            self._in_orm(db, self.maker, work)
-
-    def _in_orm(self, db: DbSession, maker: "sessionmaker[Any]", work: Callable[[Any], object]) -> None:
+            await work(db)
+            return
         guard = TransactionGuard(db.connection)
-        session: Session = maker(bind=db.connection)
-        reject_awaitable("the handler", work(session))
+        session: Session = self.maker(bind=db.connection)
+        await work(session)
         session.commit()  # writes what it holds, and commits nothing
         session.close()
         guard.allow_commit()
+
+    async def in_part(self, db: DbSession, work: Work) -> None:
+        """Do what ``in_session`` does, inside a savepoint."""
+        if self.maker is None:
+            await work(db)
+            return
+        # The session is closed even after an error, before the outer savepoint: it has another savepoint.
+        with self.maker(bind=db.connection) as session:
+            await work(session)
+            session.commit()
+
+    async def on_connection(self, db: DbSession, work: Callable[[Connection], T]) -> T:
+        """Return ``work(connection)`` of an open transaction."""
+        return work(db.connection)
+
+    async def in_unit(self, session: Any, work: Callable[[UnitOfWork], T]) -> T:
+        """Return ``work(unit)`` for the transaction of a session."""
+        return work(unit_of(session))
+
+    async def read(self, work: Callable[[UnitOfWork], T]) -> T:
+        """Return ``work(unit)``, in a new transaction."""
+        with DbSession(self.engine) as db:
+            return work(unit_of(db))
 
 
 class AsyncSource:
@@ -119,16 +175,19 @@ class AsyncSource:
                 "(create_engine) or a sessionmaker"
             )
 
-    async def effect_once(
-        self, inbox: Any, msg: Any, work: Callable[[Any], Awaitable[object]], before_commit: Check | None = None
-    ) -> bool:
-        """Run ``await work(session)`` in a new transaction unless the message has had its effect.
+    def entry_point(self, function: "Callable[..., Coroutine[Any, Any, T]]") -> Callable[..., Any]:
+        """See ``SyncSource.entry_point``: the coroutine function itself."""
+        return function
 
-        True if it ran.
-        """
-        from conquiet.transactional.async_transaction import AsyncTransaction
+    async def call(self, function: Callable[..., Awaitable[object]], *arguments: Any) -> Any:
+        """Call a function of the user, and refuse a coroutine that it has not awaited."""
+        result = await function(*arguments)
+        reject_unawaited(result)
+        return result
 
-        async with AsyncTransaction(self.engine, before_commit=before_commit) as connection:
+    async def effect_once(self, inbox: Any, msg: Any, work: Work, before_commit: Check | None = None) -> bool:
+        """See ``SyncSource.effect_once``."""
+        async with self._transaction(before_commit) as connection:
             check = inbox.once(connection, msg)
             if not hasattr(check, "__aenter__"):
                 raise ConfigurationError(
@@ -140,23 +199,59 @@ class AsyncSource:
                     await self.in_session(connection, work)
         return bool(first_time)
 
-    async def read(self, work: "Callable[[AsyncConnection], Awaitable[T]]") -> T:
-        """Return ``await work(connection)``, in a new transaction."""
+    def _transaction(self, before_commit: Check | None = None) -> "AsyncTransaction":
         from conquiet.transactional.async_transaction import AsyncTransaction
 
-        async with AsyncTransaction(self.engine) as connection:
-            return await work(connection)
+        return AsyncTransaction(self.engine, before_commit=before_commit)
 
-    async def in_session(self, connection: "AsyncConnection", work: Callable[[Any], Awaitable[object]]) -> None:
-        """Run ``await work(session)`` with the kind of session that its handler gets, in an open transaction."""
+    @asynccontextmanager
+    async def batch(
+        self,
+        inbox: Any,
+        msgs: Sequence[Any],
+        check: Check,
+        *,
+        in_parts: bool,  # noqa: ARG002 - it guards all of them
+    ) -> "AsyncIterator[tuple[AsyncConnection, list[bool]]]":
+        """See ``SyncSource.batch``."""
+        async with (
+            self._transaction(check) as connection,
+            inbox.once_many(connection, msgs) as first_time,
+        ):
+            yield connection, first_time
+
+    async def in_session(self, connection: "AsyncConnection", work: Work) -> None:
+        """See ``SyncSource.in_session``."""
         if self.maker is None:
-            reject_unawaited(await work(connection))
-        else:
-            session: AsyncSession = self.maker(bind=connection)
-            reject_unawaited(await work(session))
-            if self._uses_savepoint or session.new or session.dirty or session.deleted:
-                await session.commit()  # writes what it holds, and commits nothing
-            session.sync_session.close()  # sends nothing
+            await work(connection)
+            return
+        session: AsyncSession = self.maker(bind=connection)
+        await work(session)
+        if self._uses_savepoint or session.new or session.dirty or session.deleted:
+            await session.commit()  # writes what it holds, and commits nothing
+        session.sync_session.close()  # sends nothing
+
+    async def in_part(self, connection: "AsyncConnection", work: Work) -> None:
+        """See ``SyncSource.in_part``."""
+        if self.maker is None:
+            await work(connection)
+            return
+        async with self.maker(bind=connection) as session:
+            await work(session)
+            await session.commit()
+
+    async def on_connection(self, connection: "AsyncConnection", work: Callable[[Connection], T]) -> T:
+        """See ``SyncSource.on_connection``."""
+        return await connection.run_sync(work)
+
+    async def in_unit(self, session: Any, work: Callable[[UnitOfWork], T]) -> T:
+        """See ``SyncSource.in_unit``."""
+        return await run_in(session, work)
+
+    async def read(self, work: Callable[[UnitOfWork], T]) -> T:
+        """See ``SyncSource.read``."""
+        async with self._transaction() as connection:
+            return await run_in(connection, work)
 
 
 def source_of(engine: object) -> SyncSource | AsyncSource:

@@ -1,35 +1,31 @@
-"""The SQL text of the inbox and the outbox, for each database. Statements on many rows are in ``batch_sql``.
+"""The SQL of the inbox and the outbox in which databases differ.
 
-Pure: texts only. A database is a subclass of ``SqlDialect`` that sets the fragments in which it differs, and overrides
-a statement where a fragment is not enough. Column names need no quotes on any of them; table names are quoted.
+Pure: texts only. ``statements`` builds the statements, ``batch_sql`` those on many rows. A database is a subclass
+of ``SqlDialect`` that sets the fragments in which it differs, and overrides a statement where a fragment is not enough.
+Column names need no quotes on any of them; table names are quoted.
 
 Times are compared by the database's clock, so hosts with different clocks agree on what is due.
 ``UTC_TIMESTAMP`` and not ``NOW``: a session's time zone may have an hour that happens twice.
 """
 
 import hashlib
-from functools import lru_cache
 from typing import ClassVar, Final
 
-from sqlalchemy import TextClause, bindparam, text
+from sqlalchemy import TextClause, text
 
 from conquiet.db.commit_status import RETURNING
 from conquiet.db.sql import quoted
 from conquiet.errors import ConfigurationError
-from conquiet.transactional.statements import InboxStatements, OutboxStatements
 
 _MAX_CHANNEL: Final = 63
-_MESSAGE: Final = (
-    "o.seq AS seq, o.message_id AS id, o.order_key AS k, o.event AS event, o.payload AS payload, o.attempts AS n, "
-    "o.headers AS headers"
-)
 
 
 class SqlDialect:
     """One database.
 
     Attributes:
-        name: SQLAlchemy's name of the dialect.
+        schema_file: The statements that create the tables.
+        returns_transaction: Whether the INSERT of an inbox row returns the id of the transaction.
         now: The current time.
         later: The current time plus the bind ``later``.
         ago: The current time minus the bind ``ago``.
@@ -40,13 +36,14 @@ class SqlDialect:
         due_index: Names the index by due time, after a table's name. Without it the optimizer may walk the primary key
             for an ORDER BY seq LIMIT 1, over every row that waits.
         key_index: The same for the index by order key.
-        column_types: Types of the columns that a table of an earlier version may lack.
+        digest_type: Type of the column ``digest``.
         has_row_locks: Whether single rows can be locked.
         mark: Quotation mark of identifiers.
         isolation: Statement that makes the transaction READ COMMITTED, sent first in it; None where there is no need.
     """
 
-    name: ClassVar[str]
+    schema_file: ClassVar[str]
+    returns_transaction: ClassVar[bool] = False
     now: ClassVar[str]
     later: ClassVar[str]
     ago: ClassVar[str]
@@ -56,7 +53,7 @@ class SqlDialect:
     skip_locked: ClassVar[str] = ""
     due_index: ClassVar[str] = ""
     key_index: ClassVar[str] = ""
-    column_types: ClassVar[dict[str, str]]
+    digest_type: ClassVar[str]
     has_row_locks: ClassVar[bool] = True
     mark: ClassVar[str] = "`"
     isolation: ClassVar[str | None] = None
@@ -86,23 +83,8 @@ class SqlDialect:
         raise NotImplementedError
 
     # ------------------------------------------------------------------ inbox
-    def inbox(self, table: str, *, digest: bool = True) -> InboxStatements:
-        """Return the statements on an inbox; without ``digest`` for a table of an earlier version."""
-        name = self.quote(table)
-        found = "digest" if digest else "NULL"
-        is_key = (
-            f"source = {self.binary('source')} AND consumer_group = {self.binary('grp')} "
-            f"AND message_id = {self.binary('id')}"
-        )
-        return InboxStatements(
-            insert=self._inbox_insert(name, digest=digest),
-            # A locking read: the transaction's snapshot may be older than the row.
-            find=text(f"SELECT {found} AS digest FROM {name} WHERE {is_key}{self.shared_lock}"),  # noqa: S608
-            delete=text(f"DELETE FROM {name} WHERE {is_key}"),  # noqa: S608
-            touch=text(f"UPDATE {name} SET handled_at = {self.now} WHERE {is_key}"),  # noqa: S608
-        )
-
-    def _inbox_insert(self, name: str, *, digest: bool) -> TextClause:
+    def inbox_insert(self, name: str, *, digest: bool) -> TextClause:
+        """Return the INSERT of an inbox row; ``name`` is the quoted table."""
         # A plain INSERT. INSERT IGNORE would take other errors for duplicates, and an upsert would not wait.
         columns, values = "source, consumer_group, message_id, handled_at", ""
         if digest:
@@ -123,80 +105,21 @@ class SqlDialect:
         age_us = self.age_us.replace("created_at", "handled_at")
         return text(f"SELECT {age_us} AS age FROM {self.quote(table)} ORDER BY handled_at LIMIT 1")  # noqa: S608
 
-    def add_column(self, table: str, column: str) -> str:
-        """Return the statement that adds a column to a table of an earlier version."""
-        return f"ALTER TABLE {self.quote(table)} ADD COLUMN {column} {self.column_types[column]} NULL"
+    def add_digest(self, table: str) -> str:
+        """Return the statement that adds the column ``digest`` to an inbox of an earlier version."""
+        return f"ALTER TABLE {self.quote(table)} ADD COLUMN digest {self.digest_type} NULL"
 
     # ------------------------------------------------------------------ outbox
-    def outbox(self, table: str) -> OutboxStatements:
-        """Return the statements on an outbox."""
-        name = self.quote(table)
-        due = f"target = :target AND parked = 0 AND free = {{free}} AND due_at <= {self.now}"
-        by_due = "ORDER BY due_at, seq LIMIT :count"
-        scan = (
-            f"SELECT seq, order_key AS k, {self.age_us} AS age FROM {name}{self.due_index} WHERE {due.format(free=0)}"  # noqa: S608
-        )
-        refused = f"UPDATE {name} SET attempts = :n, reason = :reason"  # noqa: S608
-        message = f"SELECT {_MESSAGE}, {self.age_us} AS age, {self.created_ms} AS created_ms"
-        # LIMIT 1 and not MIN(): MySQL reads the whole key for a MIN() that is correlated.
-        head = (
-            f"(SELECT e.seq FROM {name} AS e{self.key_index} WHERE e.target = o.target AND e.order_key = o.order_key "  # noqa: S608
-            "AND e.parked = 0 ORDER BY e.seq LIMIT 1)"
-        )
-        return OutboxStatements(
-            insert=text(self._outbox_insert(name, table, wake=False)),
-            insert_and_wake=text(self._outbox_insert(name, table, wake=True)),
-            backlog=text(
-                "SELECT target, SUM(1 - parked) AS waiting, SUM(parked) AS parked, "  # noqa: S608
-                f"MAX(CASE WHEN parked = 0 THEN {self.age_us} ELSE 0 END) AS age FROM {name} GROUP BY target"
-            ),
-            list_parked=text(
-                f"SELECT seq, message_id, target, attempts, reason, {self.age_us} AS age FROM {name} "  # noqa: S608
-                "WHERE parked = 1 AND seq > :after ORDER BY seq LIMIT :limit"
-            ),
-            unpark=text(
-                f"UPDATE {name} SET parked = 0, attempts = 0, due_at = {self.now} WHERE seq = :seq AND parked = 1"  # noqa: S608
-            ),
-            # SQLite has one writer: being it keeps every other relay out until the end of the transaction.
-            exclude_relays=None if self.has_row_locks else text(f"DELETE FROM {name} WHERE seq = -1"),  # noqa: S608
-            lock_unkeyed=text(
-                f"{message} FROM {name} AS o{self.due_index} WHERE {due.format(free=1)} {by_due}{self.skip_locked}"
-            ),
-            scan_keyed=text(f"{scan} {by_due}"),
-            scan_keyed_after=text(f"{scan} AND (due_at > :at OR (due_at = :at AND seq > :after)) {by_due}"),
-            due_time=text(f"SELECT due_at FROM {name} WHERE seq = :seq"),  # noqa: S608
-            # The last condition keeps locks off rows that are not the oldest of their keys. Their owner will delete
-            # them as followers, and two relays that each hold a row the other wants to delete would deadlock.
-            lock_heads=_with_list(
-                f"SELECT o.seq AS seq, o.order_key AS k FROM {name} AS o WHERE o.seq IN :seqs AND o.parked = 0 "  # noqa: S608
-                f"AND o.due_at <= {self.now} AND o.seq = {head}{self.skip_locked}",
-                "seqs",
-            ),
-            read_keys=_with_list(
-                f"{message}, o.due_at <= {self.now} AS due FROM {name} AS o{self.key_index} "
-                "WHERE o.target = :target AND o.order_key IN :keys AND o.parked = 0 AND o.seq <= :last "
-                "ORDER BY o.seq LIMIT :count",
-                "keys",
-            ),
-            delete=self.delete_listed(name),
-            retry=text(f"{refused}, due_at = {self.later} WHERE seq = :seq"),
-            park=text(f"{refused}, parked = 1 WHERE seq = :seq"),
-            # Both walk an index from one value to the next: their cost does not grow with the rows that wait.
-            target_names=text(self._target_names(name)),
-            overdue=text(
-                f"SELECT {self.age_us} AS age FROM {name}{self.due_index} WHERE target = :target AND parked = 0 "  # noqa: S608
-                f"AND free = :free AND due_at < {self.ago} ORDER BY due_at, seq LIMIT 1"
-            ),
-        )
-
-    def _outbox_insert(self, name: str, table: str, *, wake: bool) -> str:  # noqa: ARG002 - for dialects that can wake
+    def outbox_insert(self, name: str, table: str, *, wake: bool) -> str:  # noqa: ARG002 - for dialects that can wake
+        """Return the INSERT of a message. ``wake`` notifies the relays at COMMIT, where the database can."""
         return (
             f"INSERT INTO {name} (message_id, target, order_key, free, event, payload, headers, created_at, due_at) "  # noqa: S608
             f"VALUES ({self.binary('id')}, {self.binary('target')}, {self.binary('key')}, :free, "
             f"{self.binary('event')}, {self.binary('payload')}, {self.binary('headers')}, {self.now}, {self.later})"
         )
 
-    def _target_names(self, name: str) -> str:
+    def target_names(self, name: str) -> str:
+        """Return a query for the names of all targets with rows, at a cost that does not grow with the rows."""
         return f"SELECT DISTINCT target FROM {name}{self.due_index}"  # noqa: S608
 
     def outbox_purge(self, table: str) -> TextClause:
@@ -207,7 +130,7 @@ class SqlDialect:
 class MySqlDialect(SqlDialect):
     """MySQL and MariaDB."""
 
-    name = "mysql"
+    schema_file = "schema.sql"
     now = "UTC_TIMESTAMP(6)"
     later = "UTC_TIMESTAMP(6) + INTERVAL :later MICROSECOND"
     ago = "UTC_TIMESTAMP(6) - INTERVAL :ago MICROSECOND"
@@ -217,7 +140,7 @@ class MySqlDialect(SqlDialect):
     skip_locked = " FOR UPDATE SKIP LOCKED"
     due_index = " FORCE INDEX (by_due)"
     key_index = " FORCE INDEX (by_key)"
-    column_types: ClassVar[dict[str, str]] = {"digest": "VARBINARY(32)"}
+    digest_type = "VARBINARY(32)"
     # At the default level, REPEATABLE READ, a scan by FOR UPDATE or DELETE that reaches the end of an index keeps every
     # other transaction from inserting there until it commits.
     isolation = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
@@ -260,13 +183,13 @@ _SQLITE_FORMAT: Final = "'%Y-%m-%d %H:%M:%f'"
 class SqliteDialect(SqlDialect):
     """SQLite: one writer at a time."""
 
-    name = "sqlite"
+    schema_file = "schema_sqlite.sql"
     now = f"strftime({_SQLITE_FORMAT}, 'now')"
     later = f"strftime({_SQLITE_FORMAT}, 'now', '+' || :later)"
     ago = f"strftime({_SQLITE_FORMAT}, 'now', '-' || :ago)"
     age_us = "CAST((julianday('now') - julianday(created_at)) * 86400000000 AS INTEGER)"
     created_ms = "CAST(ROUND((julianday(created_at) - 2440587.5) * 86400000) AS INTEGER)"
-    column_types: ClassVar[dict[str, str]] = {"digest": "BLOB"}
+    digest_type = "BLOB"
     has_row_locks = False
 
     def interval(self, seconds: float) -> str:
@@ -288,7 +211,8 @@ class SqliteDialect(SqlDialect):
 class PostgresDialect(SqlDialect):
     """PostgreSQL 13 and newer."""
 
-    name = "postgresql"
+    schema_file = "schema_postgresql.sql"
+    returns_transaction = True
     # Not clock_timestamp(): it is volatile, and a condition on it cannot use an index. Not now(): it returns the start
     # of the transaction.
     now = "statement_timestamp()"
@@ -297,7 +221,7 @@ class PostgresDialect(SqlDialect):
     age_us = "CAST(EXTRACT(EPOCH FROM statement_timestamp() - created_at) * 1000000 AS bigint)"
     created_ms = "CAST(EXTRACT(EPOCH FROM created_at) * 1000 AS bigint)"
     skip_locked = " FOR UPDATE SKIP LOCKED"
-    column_types: ClassVar[dict[str, str]] = {"digest": "bytea"}
+    digest_type = "bytea"
     isolation = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
     mark = '"'
 
@@ -305,15 +229,17 @@ class PostgresDialect(SqlDialect):
         """Return microseconds."""
         return seconds * 1_000_000
 
-    def _inbox_insert(self, name: str, *, digest: bool) -> TextClause:
+    def inbox_insert(self, name: str, *, digest: bool) -> TextClause:
+        """See ``SqlDialect.inbox_insert``."""
         # The error of a duplicate would end the transaction. ON CONFLICT waits for the other run's transaction and then
         # reports 0 or 1 rows. The key is named: a duplicate of any other unique key stays an error.
-        plain = super()._inbox_insert(name, digest=digest).text
+        plain = super().inbox_insert(name, digest=digest).text
         # It returns the id of the transaction, which resolves a lost reply to COMMIT.
         return text(f"{plain} ON CONFLICT (source, consumer_group, message_id) DO NOTHING RETURNING {RETURNING}")
 
-    def _outbox_insert(self, name: str, table: str, *, wake: bool) -> str:
-        plain = super()._outbox_insert(name, table, wake=wake)
+    def outbox_insert(self, name: str, table: str, *, wake: bool) -> str:
+        """See ``SqlDialect.outbox_insert``."""
+        plain = super().outbox_insert(name, table, wake=wake)
         if not wake:
             return plain
         # In one statement, so that it costs no further round trip. The server delivers the notification at COMMIT.
@@ -334,7 +260,8 @@ class PostgresDialect(SqlDialect):
             "SELECT CAST(value AS bigint) FROM json_array_elements_text(CAST(:seqs AS json))))"
         )
 
-    def _target_names(self, name: str) -> str:
+    def target_names(self, name: str) -> str:
+        """See ``SqlDialect.target_names``."""
         # SELECT DISTINCT would read every row: PostgreSQL does not step through an index from value to value.
         return (
             f"WITH RECURSIVE names AS ((SELECT target FROM {name} ORDER BY target LIMIT 1) UNION ALL "  # noqa: S608
@@ -349,12 +276,13 @@ def channel_of(table: str) -> str:
     return table if len(table) <= _MAX_CHANNEL else f"conquiet_{hashlib.sha256(table.encode()).hexdigest()[:32]}"
 
 
-_DIALECTS: Final[dict[str, SqlDialect]] = {
+DIALECTS: Final[dict[str, SqlDialect]] = {
     "mysql": MySqlDialect(),
     "mariadb": MySqlDialect(),
     "postgresql": PostgresDialect(),
     "sqlite": SqliteDialect(),
 }
+"""By SQLAlchemy's names."""
 
 
 _HEX_MYSQL: Final = HexMySqlDialect()
@@ -368,23 +296,7 @@ def dialect_named(name: str, driver: str = "") -> SqlDialect:
     """
     if driver == "aiomysql":
         return _HEX_MYSQL
-    found = _DIALECTS.get(name)
+    found = DIALECTS.get(name)
     if found is None:
-        raise ConfigurationError(f"the inbox and the outbox work on {', '.join(sorted(_DIALECTS))}, not on {name}")
+        raise ConfigurationError(f"the inbox and the outbox work on {', '.join(sorted(DIALECTS))}, not on {name}")
     return found
-
-
-@lru_cache(256)
-def inbox_statements(dialect: SqlDialect, table: str, *, digest: bool = True) -> InboxStatements:
-    """Return the statements on an inbox, built once."""
-    return dialect.inbox(table, digest=digest)
-
-
-@lru_cache(256)
-def outbox_statements(dialect: SqlDialect, table: str) -> OutboxStatements:
-    """Return the statements on an outbox, built once."""
-    return dialect.outbox(table)
-
-
-def _with_list(statement: str, name: str) -> TextClause:
-    return text(statement).bindparams(bindparam(name, expanding=True))

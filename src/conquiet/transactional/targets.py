@@ -7,10 +7,13 @@ The id that identifies a message to its receiver:
     ToRabbit       the property message_id, and ``_outbox_id`` in the body
 
 Publishing needs no consumer group and creates none: a group that no consumer reads holds back trimming.
+
+See docs/decisions/0051.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.json_codec import CodecError, encode_payload
@@ -23,6 +26,8 @@ from conquiet.transactional.payload import decode
 from conquiet.transactional.relay_decisions import OutboxMessage, PublishOutcome
 
 if TYPE_CHECKING:
+    from conquiet.processor.partition_routing import PartitionRouter
+    from conquiet.processor.partitions import Layout
     from conquiet.redis_transport.client import AnyRedis
     from conquiet.redis_transport.scripts import Arg
 
@@ -74,14 +79,18 @@ class ToStream(ClosedAfterUse):
         from conquiet.redis_transport.cluster_connection import open_connection
         from conquiet.redis_transport.replica_wait import ReplicaWait
 
-        if not isinstance(stream, str):
-            raise ConfigurationError(f"{type(self).__name__} takes a Redis client and the name of a stream")
-        self.stream = require_text("stream", stream)
+        self.stream = self._require_name(stream)
         self._max_bytes = require_positive("max_payload_bytes", max_payload_bytes)
         self._wait = ReplicaWait(replicas)
         self._connection = open_connection(redis, socket_timeout_s=SOCKET_TIMEOUT_S)
 
     system = "redis"
+
+    def _require_name(self, stream: str) -> str:
+        """Return the name of the stream, checked."""
+        if not isinstance(stream, str):
+            raise ConfigurationError(f"{type(self).__name__} takes a Redis client and the name of a stream")
+        return require_text("stream", stream)
 
     def publish(self, messages: Sequence[OutboxMessage]) -> Results:
         """See ``Target.publish``."""
@@ -129,15 +138,10 @@ class ToStream(ClosedAfterUse):
         return ("EVAL", ENQUEUE_MANY, 1, self.stream, *encoded)
 
     def _payload(self, message: OutboxMessage) -> dict[str, Any]:
-        own = (
-            {OUTBOX_ID: message.message_id}
-            if message.event is None
-            else {
-                OUTBOX_ID: message.message_id,
-                EVENT: message.event,
-            }
-        )
-        return {**decode(message.payload), **own}
+        payload = {**decode(message.payload), OUTBOX_ID: message.message_id}
+        if message.event is not None:
+            payload[EVENT] = message.event
+        return payload
 
 
 class ToProcessor(ToStream):
@@ -192,3 +196,76 @@ class ToProcessor(ToStream):
         keys = keys_of(self.stream)
         args: list[Arg] = [value for payload in encoded for value in (payload, "", 0, 0)]
         return script("emit").words((keys.stream, keys.delayed, keys.wake, keys.order), args, in_full=True)
+
+
+class _Placed(NamedTuple):
+    """A payload to send: its key, and the partition that redirected the key."""
+
+    payload: bytes
+    key: str | None
+    sent_by: int | None = None
+
+
+class ToPartitions(ToProcessor):
+    """Publishes to the handlers of a ``PartitionedProcessor``; see ``ToProcessor``.
+
+    Each message goes to the partition of its key, messages without a key round-robin. Messages of one key are published
+    in order. A batch is one step on the server for each partition.
+
+    Args:
+        redis: As for ``ToStream``.
+        stream: The partitioned stream.
+        event: As for ``ToProcessor``.
+        max_payload_bytes: Largest entry.
+        replicas: As for ``ToStream``.
+    """
+
+    @cached_property
+    def _router(self) -> "PartitionRouter":
+        from conquiet.processor.partition_routing import PartitionRouter
+
+        return PartitionRouter()
+
+    def _require_name(self, stream: str) -> str:
+        from conquiet.processor.partitions import require_stream_name
+
+        return require_stream_name(stream)
+
+    def _send(self, encoded: Sequence[bytes], keys: Sequence[bytes | None]) -> None:
+        waiting = [
+            _Placed(payload, None if key is None else key.decode()) for payload, key in zip(encoded, keys, strict=True)
+        ]
+        while waiting:
+            layout = self._current()
+            chosen: dict[int, list[_Placed]] = {}
+            for placed in waiting:
+                index = self._router.choose(placed.key, None, placed.sent_by, layout)
+                chosen.setdefault(index, []).append(placed)
+            waiting = [moved for index, those in chosen.items() for moved in self._send_to(index, those)]
+            for placed in waiting:
+                self._router.note_sent_on(placed.key or "", placed.sent_by, layout)
+
+    def _send_to(self, index: int, messages: Sequence[_Placed]) -> list[_Placed]:
+        """Send to one partition; return the messages that it redirects: their keys have moved to another one."""
+        from conquiet.processor.keys import keys_of
+        from conquiet.processor.partitions import partition_name
+        from conquiet.processor.scripts import script
+
+        keys = keys_of(partition_name(self.stream, index))
+        args = [value for placed in messages for value in (placed.payload, "?", 0, 0)]
+        words = script("emit").words((keys.stream, keys.delayed, keys.wake, keys.order), args, in_full=True)
+        reply = self._run(words, stream=keys.stream)
+        return [
+            placed._replace(sent_by=index) for placed, answer in zip(messages, reply, strict=True) if answer[:1] == b">"
+        ]
+
+    def _current(self) -> "Layout":
+        from conquiet.processor.keys import keys_of
+        from conquiet.processor.partitions import read_layout
+        from conquiet.redis_transport.commands import pack
+
+        layout = self._router.layout
+        if layout is None:
+            packed = pack("HMGET", f"{keys_of(self.stream).base}:partitions", "count", "previous", "next")
+            layout = self._router.layout = read_layout(self._connection.call("HMGET", packed, stream=self.stream))
+        return layout

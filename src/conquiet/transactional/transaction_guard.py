@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from sqlalchemy import event
 
-from conquiet.db.errors import DbErrorKind, OperationInfo, as_write_error, fault_of
+from conquiet.db.errors import ENDS_TRANSACTION, OperationInfo, as_write_error, fault_of
 from conquiet.errors import LifecycleError
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ _COMMIT: Final = (
     "the handler's transaction is committed by conquiet when the handler returns, together with its inbox row: "
     "remove commit() from the handler; nothing was sent"
 )
-_ENDING: Final = frozenset({DbErrorKind.CONFLICT, DbErrorKind.LOCK_TIMEOUT, DbErrorKind.GONE})
 _GUARD: Final = "_conquiet_guard"
 _STATEMENT: Final = OperationInfo("a statement of the handler")
 
@@ -66,13 +65,6 @@ class TransactionGuard:
         if self.failure is not None:
             raise as_write_error(self.failure, _STATEMENT) from self.failure
         self._may_commit = True
-
-    def take_over(self, connection: "Connection") -> None:
-        """Guard the connection again, after another guard was responsible for a part of its transaction."""
-        other = _guard_of(connection)
-        if other is not None and other is not self:
-            self.failure = self.failure or other.failure
-            setattr(connection, _GUARD, self)
 
     def on_commit(self) -> None:
         """Refuse a COMMIT that conquiet did not send."""
@@ -112,5 +104,5 @@ def _on_commit(connection: "Connection") -> None:
 def _on_error(context: "ExceptionContext") -> None:
     guard = _guard_of(context.connection)
     error = context.sqlalchemy_exception or context.original_exception
-    if guard is not None and guard.failure is None and fault_of(error) in _ENDING:
+    if guard is not None and guard.failure is None and fault_of(error) in ENDS_TRANSACTION:
         guard.failure = error

@@ -31,7 +31,6 @@ Binds = Mapping[str, Any]
 SyncSession = DbSession | Session | Connection | scoped_session[Any]
 
 _AUTOCOMMIT = "AUTOCOMMIT"
-_POSTGRES = "postgresql"
 _ABOUT = OperationInfo("a statement of the inbox or outbox")
 
 
@@ -63,16 +62,17 @@ class UnitOfWork(ABC):
         """Run a statement and return its row count."""
 
     @abstractmethod
-    def fetch_one(self, statement: TextClause, binds: Binds) -> Mapping[str, Any] | None:
-        """Return the only row, or None."""
-
-    @abstractmethod
     def fetch_all(self, statement: TextClause, binds: Binds) -> Sequence[Mapping[str, Any]]:
         """Return all rows."""
 
+    def fetch_one(self, statement: TextClause, binds: Binds) -> Mapping[str, Any] | None:
+        """Return the only row, or None."""
+        rows = self.fetch_all(statement, binds)
+        return rows[0] if rows else None
+
     def insert(self, statement: TextClause, binds: Binds) -> int:
         """Write an inbox row, record the transaction id that the statement returns, and return the row count."""
-        if self.dialect.name != _POSTGRES:
+        if not self.dialect.returns_transaction:
             return self.execute(statement, binds)
         row = self.fetch_one(statement, binds)
         if row is None:
@@ -112,9 +112,6 @@ class _OfDbSession(UnitOfWork):
     def execute(self, statement: TextClause, binds: Binds) -> int:
         return self._session.execute(statement, binds)
 
-    def fetch_one(self, statement: TextClause, binds: Binds) -> Mapping[str, Any] | None:
-        return self._session.fetch_one(statement, binds)
-
     def fetch_all(self, statement: TextClause, binds: Binds) -> Sequence[Mapping[str, Any]]:
         return self._session.fetch_all(statement, binds)
 
@@ -150,13 +147,6 @@ class _OfConnection(UnitOfWork):
             return self._connection.execute(statement, binds).rowcount
         except SQLAlchemyError as error:
             raise as_write_error(error, _ABOUT) from error
-
-    def fetch_one(self, statement: TextClause, binds: Binds) -> Mapping[str, Any] | None:
-        try:
-            row = self._connection.execute(statement, binds).one_or_none()
-        except SQLAlchemyError as error:
-            raise as_write_error(error, _ABOUT) from error
-        return None if row is None else row._asdict()
 
     def fetch_all(self, statement: TextClause, binds: Binds) -> Sequence[Mapping[str, Any]]:
         try:

@@ -14,7 +14,8 @@ from conquiet.core.redaction import printable
 from conquiet.db.session import DbSession
 from conquiet.metrics.registry import OUTBOX_UNSERVED_SECONDS
 from conquiet.metrics.safety import set_gauge
-from conquiet.transactional.sql_dialect import SqlDialect, outbox_statements
+from conquiet.transactional.sql_dialect import SqlDialect
+from conquiet.transactional.statements import outbox_statements
 
 logger = FactLogger(__name__)
 

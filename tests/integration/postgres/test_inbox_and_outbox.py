@@ -20,7 +20,8 @@ from conquiet.queue.models import QueueMessage
 from conquiet.testing import FaultProxy, PostgresServer, wait_until
 from conquiet.transactional import Inbox, Outbox, OutboxMessage, OutboxRelay, PublishOutcome, create_tables
 from conquiet.transactional.outbox_store import OutboxStore
-from conquiet.transactional.sql_dialect import dialect_named, outbox_statements
+from conquiet.transactional.sql_dialect import dialect_named
+from conquiet.transactional.statements import outbox_statements
 
 MESSAGE = QueueMessage("orders", "billing", "1-0", {})
 MakeEngine = Callable[..., Engine]

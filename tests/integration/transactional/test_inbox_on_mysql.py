@@ -315,7 +315,7 @@ def test_purging_does_not_keep_others_from_inserting(
             super().__exit__(*exit_arguments)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as pool:
-        patch.setattr("conquiet.transactional.old_rows.DbSession", Slowly)
+        patch.setattr("conquiet.transactional.purging.DbSession", Slowly)
         purge = pool.submit(Inbox().purge, engine, older_than_s=60)
         assert deleted.wait(60)
 

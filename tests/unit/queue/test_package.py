@@ -74,7 +74,7 @@ def test_the_observers_count_into_the_metrics_of_the_registry() -> None:
 
     names = ("messages_read_total", "messages_ack_total", "messages_claimed_total", "read_latency_seconds_sum")
     assert [REGISTRY.get_sample_value(f"conquiet_queue_{name}", labels) for name in names] == [3, 1, 2, 0.5]
-    assert queue_metrics._metrics("observed by hand").read is registry.QUEUE_MESSAGES_READ_TOTAL.labels(
+    assert queue_metrics._metrics("observed by hand")["read"] is registry.QUEUE_MESSAGES_READ_TOTAL.labels(
         "observed by hand"
     )
 

@@ -13,7 +13,7 @@ def test_explained_modules_refer_to_their_decision() -> None:
 
 
 def test_a_list_of_explained_modules_may_span_lines() -> None:
-    assert ("0051", "conquiet.transactional.partition_target") in set(link_decisions.explained())
+    assert ("0051", "conquiet.transactional.targets") in set(link_decisions.explained())
 
 
 def test_a_reference_becomes_the_last_paragraph_of_the_docstring() -> None:

@@ -1,6 +1,7 @@
 """Effects of many messages in one transaction, on SQLite: by Engine and sessionmaker, plain and asynchronous."""
 
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from conquiet.db import DbSession
 from conquiet.errors import LeaseLostError
 from conquiet.queue.models import QueueMessage
 from conquiet.transactional import Inbox
-from conquiet.transactional.batch_source import AsyncBatches, SyncBatches
+from conquiet.transactional.batch_source import Batches as TransactionBatches
 from conquiet.transactional.session_source import source_of
 
 MESSAGES = [QueueMessage("orders", "shop", f"{number}-0", {"n": number}) for number in range(4)]
@@ -40,8 +41,8 @@ class Batches:
             "async engine": lambda: async_engine,
             "async sessionmaker": lambda: async_sessionmaker(async_engine),
         }
-        made: Any = AsyncBatches if self._is_async else SyncBatches
-        self._batches = made(source_of(sources[kind]()), Inbox())
+        self._source = source_of(sources[kind]())
+        self._batches = TransactionBatches(self._source, Inbox())
         with engine.begin() as connection:
             connection.exec_driver_sql("CREATE TABLE effects (n INTEGER PRIMARY KEY)")
 
@@ -58,10 +59,10 @@ class Batches:
                 if position == failing:
                     raise KeyError(position)
 
-        call = getattr(self._batches, how)
-        if self._is_async:
-            return await call(MESSAGES, write_async, check)
-        return call(MESSAGES, write, check)
+        handler: Any = write_async if self._is_async else write
+        call = self._source.entry_point(getattr(self._batches, how))
+        result = call(MESSAGES, partial(self._source.call, handler), check)
+        return await result if self._is_async else result
 
     def stored(self) -> tuple[list[int], list[str]]:
         """Return the effects, and the ids in the inbox."""

@@ -11,6 +11,7 @@ from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError
 from conquiet.transactional import Inbox, InboxKey
 from conquiet.transactional.sql_dialect import channel_of, dialect_named
+from conquiet.transactional.statements import inbox_statements, outbox_statements
 
 DATABASES = ["mysql", "mariadb", "postgresql", "sqlite"]
 SQLITE = dialect_named("sqlite")
@@ -24,7 +25,7 @@ def test_a_database_without_a_dialect_is_refused_by_name() -> None:
 @pytest.mark.parametrize("database", DATABASES)
 def test_the_name_of_a_table_is_quoted_in_every_statement(database: str) -> None:
     dialect = dialect_named(database)
-    inbox, outbox = dialect.inbox("shop.inbox"), dialect.outbox("shop.outbox")
+    inbox, outbox = inbox_statements(dialect, "shop.inbox"), outbox_statements(dialect, "shop.outbox")
 
     mark = '"' if database == "postgresql" else "`"
     for statement in (inbox.insert, inbox.find, inbox.delete, inbox.touch, outbox.insert, outbox.scan_keyed):
@@ -37,7 +38,7 @@ def test_aiomysql_gets_bytes_as_hexadecimal_text() -> None:
 
     assert dialect.bind_binary(b"\x00\xff") == "00ff"
     assert dialect.bind_binary(None) is None
-    assert "UNHEX(:source)" in dialect.inbox("inbox").insert.text
+    assert "UNHEX(:source)" in inbox_statements(dialect, "inbox").insert.text
     assert dialect_named("mysql", "pymysql").bind_binary(b"\x00\xff") == b"\x00\xff"
 
 

@@ -32,10 +32,10 @@ from sqlalchemy import TextClause
 from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.exc import DBAPIError
 
-from conquiet.core.functions import is_coroutine_function, reject_awaitable
+from conquiet.core.functions import is_coroutine_function
 from conquiet.db.errors import OperationInfo, as_write_error
 from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError
-from conquiet.transactional.session_source import SyncSource
+from conquiet.transactional.session_source import Check, SyncSource, Work
 from conquiet.transactional.sql_dialect import dialect_named
 from conquiet.transactional.unit_of_work import UnitOfWork
 
@@ -111,22 +111,18 @@ class DjangoSource(SyncSource):
                 "transactions for coroutines"
             )
 
-    def effect_once(
-        self,
-        inbox: "Deduplicator",
-        msg: Any,
-        work: Callable[[Any], object],
-        before_commit: Callable[[], None] | None = None,
+    async def effect_once(
+        self, inbox: "Deduplicator", msg: Any, work: Work, before_commit: Check | None = None
     ) -> bool:
-        """Run ``work(session)`` in an atomic block unless the message has had its effect. True if it ran."""
+        """Run ``await work(session)`` in an atomic block unless the message has had its effect. True if it ran."""
         close_old_connections()  # as for each request: an old or broken connection is not used again
         is_committing = False
         try:
-            with _translated(lambda: is_committing), transaction.atomic(durable=True):
+            with _translated(_BLOCK, DEFAULT_DB_ALIAS, lambda: is_committing), transaction.atomic(durable=True):
                 session = DjangoTransaction()
                 with inbox.once(session, msg) as first_time:
                     if first_time:
-                        reject_awaitable("the handler", work(session))
+                        await work(session)
                         if transaction.get_rollback():
                             raise LifecycleError(
                                 "the handler's transaction was marked for rollback by an error that it caught: let "
@@ -139,11 +135,11 @@ class DjangoSource(SyncSource):
             close_old_connections()
         return bool(first_time)
 
-    def read(self, work: Callable[[Any], T]) -> T:
-        """Return ``work(session)``, run in its own atomic block: it reads whether a job was cancelled."""
+    async def read(self, work: Callable[[UnitOfWork], T]) -> T:
+        """Return ``work(unit)``, run in its own atomic block: it reads whether a job was cancelled."""
         close_old_connections()
-        with _translated(lambda: False), transaction.atomic(durable=True):
-            return work(DjangoTransaction())
+        with _translated(_BLOCK, DEFAULT_DB_ALIAS), transaction.atomic(durable=True):
+            return work(DjangoTransaction().conquiet_unit_of_work())
 
 
 class _OfDjango(UnitOfWork):
@@ -162,7 +158,7 @@ class _OfDjango(UnitOfWork):
 
     def execute(self, statement: TextClause, binds: Mapping[str, Any]) -> int:
         """Run a statement and return its row count."""
-        with _statement_errors(self._connection.alias), self._connection.cursor() as cursor:
+        with _translated(_ABOUT, self._connection.alias), self._connection.cursor() as cursor:
             cursor.execute(_pyformat(statement), dict(binds))
             return int(cursor.rowcount)
 
@@ -177,14 +173,9 @@ class _OfDjango(UnitOfWork):
     def _record_id(self, row: Mapping[str, Any]) -> None:
         """Do nothing: Django sends the COMMIT, and does not resolve a lost reply."""
 
-    def fetch_one(self, statement: TextClause, binds: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return the first row, or None."""
-        rows = self.fetch_all(statement, binds)
-        return rows[0] if rows else None
-
     def fetch_all(self, statement: TextClause, binds: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Return all rows."""
-        with _statement_errors(self._connection.alias), self._connection.cursor() as cursor:
+        with _translated(_ABOUT, self._connection.alias), self._connection.cursor() as cursor:
             cursor.execute(_pyformat(statement), dict(binds))
             names = [column[0] for column in cursor.description or ()]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
@@ -209,19 +200,11 @@ def _pyformat(statement: TextClause) -> str:
 
 
 @contextmanager
-def _statement_errors(alias: str) -> Iterator[None]:
+def _translated(info: OperationInfo, alias: str, committing: Callable[[], bool] = lambda: False) -> Iterator[None]:
     try:
         yield
     except DjangoError as error:
-        raise _as_ours(error, _ABOUT, alias, committing=False) from (error.__cause__ or error)
-
-
-@contextmanager
-def _translated(committing: Callable[[], bool]) -> Iterator[None]:
-    try:
-        yield
-    except DjangoError as error:
-        raise _as_ours(error, _BLOCK, DEFAULT_DB_ALIAS, committing=committing()) from (error.__cause__ or error)
+        raise _as_ours(error, info, alias, committing=committing()) from (error.__cause__ or error)
 
 
 def _as_ours(error: DjangoError, info: OperationInfo, alias: str, *, committing: bool) -> DbWriteError:

@@ -1,4 +1,6 @@
-"""Name the table or column that a statement needs and the database does not have.
+"""Read the errors of drivers: the SQLSTATE, and the name of a table or column that the database does not have. Pure.
+
+PostgreSQL's SQLSTATE is five characters that mean the same in every version and language.
 
 Names come from the code of the application and are not secret, but the server's text is not repeated: only an
 identifier is taken out of it. The name of a column is taken only where conquiet built the statement. In a statement of
@@ -11,10 +13,13 @@ from typing import Final
 
 from sqlalchemy.exc import DBAPIError
 
-from conquiet.db import sqlstate
+FAILED_TRANSACTION: Final = "25P02"
+"""An earlier statement of the transaction failed; PostgreSQL accepts only ROLLBACK, and makes one of COMMIT."""
 
-NO_SUCH_TABLE: Final = 1146
-NO_SUCH_COLUMN: Final = 1054
+_NO_SUCH_TABLE: Final = frozenset({1146, "42P01"})
+_NO_SUCH_COLUMN: Final = frozenset({1054, "42703"})
+
+_SQLSTATE: Final = re.compile(r"[0-9A-Z]{5}")
 
 _NAME: Final = r"[A-Za-z0-9_$]+(?:[.-][A-Za-z0-9_$]+)*"
 # The name is the first quoted text of the server's message, in every language (lc_messages).
@@ -23,6 +28,18 @@ _QUOTED: Final = re.compile(rf"^[^']*'({_NAME})'")
 _POSTGRES_QUOTED: Final = re.compile(rf"^[^\"«„»]*[\"«„»] ?({_NAME}) ?[\"»“«]")
 _SQLITE_TABLE: Final = re.compile(rf"^no such table: ({_NAME})$")
 _SQLITE_COLUMN: Final = re.compile(rf"^(?:no such column: |table .* has no column named )({_NAME})$")
+
+
+def sqlstate_of(error: BaseException) -> str | None:
+    """Return the SQLSTATE of an error of psycopg, psycopg2 or asyncpg; None for errors of other drivers.
+
+    None also for an error that the client library raised, such as a lost connection.
+    """
+    original = error.orig if isinstance(error, DBAPIError) else error
+    if original is None or (original.args and isinstance(original.args[0], int)):
+        return None  # MySQL's drivers put the number first; one of them knows a SQLSTATE too, with other meanings
+    state = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
+    return state if isinstance(state, str) and _SQLSTATE.fullmatch(state) else None
 
 
 def describe_missing_object(
@@ -40,12 +57,10 @@ def describe_missing_object(
     message = str(original.args[-1]) if original is not None and original.args else ""
     if isinstance(original, sqlite3.Error):
         table, column = _SQLITE_TABLE.match(message), _SQLITE_COLUMN.match(message)
-    elif state is not None:
-        table = _POSTGRES_QUOTED.match(message) if state == sqlstate.NO_SUCH_TABLE else None
-        column = _POSTGRES_QUOTED.match(message) if state == sqlstate.NO_SUCH_COLUMN else None
     else:
-        table = _QUOTED.match(message) if number == NO_SUCH_TABLE else None
-        column = _QUOTED.match(message) if number == NO_SUCH_COLUMN else None
+        code, quoted = (number, _QUOTED) if state is None else (state, _POSTGRES_QUOTED)
+        table = quoted.match(message) if code in _NO_SUCH_TABLE else None
+        column = quoted.match(message) if code in _NO_SUCH_COLUMN else None
     if table is not None:
         return f"there is no table {table[1]}; create it, or check the name and the schema that the engine connects to"
     if column is not None and own_statement:

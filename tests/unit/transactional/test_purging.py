@@ -2,7 +2,7 @@
 
 import pytest
 
-from conquiet.transactional.purge_pace import PurgePace
+from conquiet.transactional.purging import PurgePace
 
 
 def test_a_pass_works_for_its_share_of_the_time() -> None:

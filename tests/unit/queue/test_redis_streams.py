@@ -3,8 +3,8 @@
 from typing import Any
 
 from conquiet.config import QueueConfig
-from conquiet.queue.backlog import read_backlog
 from conquiet.queue.models import Backlog
+from conquiet.queue.redis_streams import read_backlog
 
 
 class FakeServer:

@@ -1,10 +1,11 @@
-"""PostgreSQL's errors by their SQLSTATE, without a server."""
+"""Errors of drivers without a server: the SQLSTATE, and names of missing tables and columns in error texts."""
 
+import pymysql
 import pytest
 from sqlalchemy.exc import DBAPIError
 
+from conquiet.db.driver_errors import sqlstate_of
 from conquiet.db.errors import DbErrorKind, OperationInfo, as_write_error, fault_of, outcome_unknown
-from conquiet.db.sqlstate import sqlstate_of
 from conquiet.errors import CommitUnknownError, ConflictError, DatabaseUnavailableError, DbWriteError
 
 COMMITTING = OperationInfo("the session's transaction")
@@ -99,3 +100,33 @@ def test_the_code_is_found_in_the_errors_of_each_driver() -> None:
 )
 def test_a_missing_name_is_taken_out_of_the_text_in_each_language(sqlstate: str, message: str, expected: str) -> None:
     assert expected in str(as_write_error(wrapped(DriverError(sqlstate, message)), OperationInfo("insert", "orders")))
+
+
+INFO = OperationInfo("update", "orders")
+CANARY = "canary-4711"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Table 'shop.orders_2' doesn't exist", "Tabelle 'shop.orders_2' existiert nicht", "A 'shop.orders_2' tabla nincs"],
+)
+def test_a_missing_table_is_named_in_every_language(text: str) -> None:
+    error = as_write_error(pymysql.err.ProgrammingError(1146, text), OperationInfo("a statement"))
+
+    assert "there is no table shop.orders_2;" in str(error)
+    assert error.errno == 1146
+
+
+def test_a_missing_column_is_named_only_where_conquiet_built_the_statement() -> None:
+    """In SQL of the caller it may be a value that was pasted in without quotes."""
+    unknown = pymysql.err.OperationalError(1054, "Unknown column 'emial' in 'field list'")
+
+    assert "no column emial;" in str(as_write_error(unknown, INFO))
+    assert "emial" not in str(as_write_error(unknown, OperationInfo("a statement of the session")))
+
+
+def test_only_a_name_is_taken_out_of_a_text() -> None:
+    odd = pymysql.err.ProgrammingError(1146, f"Table '{CANARY} jane@example.com' doesn't exist")
+
+    assert CANARY not in str(as_write_error(odd, OperationInfo("a statement")))
+    assert CANARY not in str(as_write_error(pymysql.err.DataError(1406, f"'{CANARY}' is too long"), INFO))
