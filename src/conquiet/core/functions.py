@@ -159,12 +159,7 @@ _TracedTimeoutError.__name__ = _TracedTimeoutError.__qualname__ = TimeoutError._
 _TracedTimeoutError.__module__ = TimeoutError.__module__
 
 
-def call_in_thread(name: str, function: Callable[..., Any], *arguments: Any) -> None:
-    """Call ``call_in_thread_for_result`` and drop the result."""
-    call_in_thread_for_result(name, function, *arguments)
-
-
-def call_in_thread_for_result(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+def call_in_thread(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a plain function in a thread so that every failure reaches the event loop. Return its result.
 
     Raises:

@@ -23,8 +23,7 @@ from conquiet.processor.context import JobContext
 from conquiet.processor.emitter import Emitter
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.envelope_decoder import EnvelopeDecoder
-from conquiet.runtime.batch_executor import lost_lease
-from conquiet.runtime.context import LeaseManager, MessageContext
+from conquiet.runtime.context import LeaseManager, MessageContext, lost_lease
 from conquiet.runtime.message import RuntimeMessage
 
 

@@ -1,15 +1,13 @@
 """Call a batch handler with a list of contexts, awaited or in a thread, with a timeout."""
 
 import asyncio
-import contextvars
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
+from conquiet.core.batch_run import call_batch_handler
 from conquiet.core.causation import enter
-from conquiet.core.functions import call_in_thread_for_result, reject_unawaited
-from conquiet.core.worker_pool import Continuation, start_in_context
 from conquiet.errors import ConfigurationError
 from conquiet.processor.context import JobContext, JobEmitter, in_thread, job_context
 from conquiet.processor.envelope import Envelope
@@ -88,18 +86,7 @@ class BatchHandlerRunner(HandlerRunner):
         function = self._settings.function
         # With several messages the cause of an emitted message is unknown, unless a context emits it.
         enter(contexts[0] if len(contexts) == 1 else None)
-        if self.is_async:
-            # Each call has separate context variables, like a handler of single messages.
-            result = start_in_context(function(contexts))
-            if type(result) is Continuation:
-                result = await result
-            reject_unawaited(result)
-            return result
-        loop = asyncio.get_running_loop()
-        run = contextvars.copy_context().run
-        return await loop.run_in_executor(
-            self._executor(), run, call_in_thread_for_result, "the handler", function, contexts
-        )
+        return await call_batch_handler(function, contexts, is_async=self.is_async, threads=self._executor)
 
 
 Runners = dict[str, HandlerRunner]

@@ -1,7 +1,6 @@
 """Call a handler with its limits and middlewares, awaited or in a thread. Assembled once, at the start."""
 
 import asyncio
-import contextvars
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
@@ -9,9 +8,10 @@ from concurrent.futures import Executor
 from typing import Any
 
 from conquiet.core.causation import enter
-from conquiet.core.functions import call_in_thread_for_result, cancellation_of
+from conquiet.core.functions import cancellation_of
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
+from conquiet.core.threads import run_in_thread
 from conquiet.errors import HandlerTimeoutError, InfrastructureError, MessageInProgressError
 from conquiet.metrics.registry import PROCESSOR_OUTCOMES_TOTAL, PROCESSOR_TIMEOUTS_TOTAL
 from conquiet.metrics.safety import count
@@ -179,9 +179,5 @@ class HandlerRunner:
         )
 
     def _in_thread(self, ctx: JobContext) -> Awaitable[object]:
-        loop = asyncio.get_running_loop()
-        run = contextvars.copy_context().run
-        context = in_thread(ctx, loop)
-        return loop.run_in_executor(
-            self._executor(), run, call_in_thread_for_result, "the handler", self._settings.function, context
-        )
+        context = in_thread(ctx, asyncio.get_running_loop())
+        return run_in_thread(self._executor(), self._settings.function, context)
