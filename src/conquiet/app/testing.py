@@ -17,7 +17,6 @@ import asyncio
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,7 +30,7 @@ from conquiet.core.batch_run import BatchRun
 from conquiet.core.json_codec import CodecError
 from conquiet.core.settlement import RetryLater
 from conquiet.errors import InfrastructureError, JobCancelledError, MessageInProgressError
-from conquiet.processor.batch_handler_runner import BatchHandlerRunner, runner_of
+from conquiet.processor.batch_handler_runner import BatchHandlerRunner, runner_class
 from conquiet.processor.dead_letter_record import DeadRecord, describe
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.policy import decide
@@ -182,7 +181,13 @@ class TestApp:
                 rate=declared.rate,
                 batch=declared.batch,
             )
-            self._runners[event] = runner_of(handler, (), self._executor, lambda: False, settings.max_attempts_limit)
+            self._runners[event] = runner_class(handler, ())(
+                handler,
+                (),
+                emitter=self._broker,
+                threads=self._executor,
+                max_attempts_limit=settings.max_attempts_limit,
+            )
         for name, syncer in assembly.syncers(environment).items():
             self._queues.add(name, self._app.registry.queues[name], syncer)
         self._ticks = dict.fromkeys(self._app.registry.schedules, self.clock.now_ms)
@@ -294,7 +299,7 @@ class TestApp:
         delivery = self._leases.deliver(stream, f"{self.clock.now_ms}-0", envelope)
         try:
             with ending(delivery):
-                value = await runner.invoke(envelope, delivery, self._broker, stream)
+                value = await runner.invoke(envelope, delivery)
         except (InfrastructureError, MessageInProgressError):
             self._broker.keep_turn(stream, envelope)
             self._broker.put(self.clock.now_ms, stream, envelope)  # not the message's fault: no attempt is counted
@@ -322,9 +327,9 @@ class TestApp:
             self._leases.deliver(stream, f"{self.clock.now_ms}-{number}", envelope)
             for number, envelope in enumerate(envelopes)
         ]
-        members = runner.contexts(zip(envelopes, deliveries, strict=True), self._broker)
+        members = runner.contexts(zip(envelopes, deliveries, strict=True))
         with ending(*deliveries):
-            outcomes = await BatchRun(members, partial(runner.invoke_batch, stream=stream)).run()
+            outcomes = await BatchRun(members, runner.invoke_batch).run()
         shared: Exception | None = None
         for envelope, delivery, outcome in zip(envelopes, deliveries, outcomes, strict=True):
             if isinstance(outcome, InfrastructureError | MessageInProgressError):
@@ -345,7 +350,7 @@ class TestApp:
         if delivery.acknowledged:
             return
         if isinstance(error, JobCancelledError):
-            if await runner.mark_cancelled(envelope, delivery, self._broker):
+            if await runner.mark_cancelled(envelope, delivery):
                 self._end(stream, envelope, CANCELLED, "")
             return
         decided = decide(

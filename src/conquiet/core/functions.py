@@ -24,6 +24,16 @@ def is_coroutine_function(function: Callable[..., Any]) -> bool:
     return any(inspect.iscoroutinefunction(layer) for layer in _layers(function))
 
 
+def is_awaited(function: Callable[..., Any]) -> bool:
+    """Return True for ``async def`` itself: a function, a method, a partial, an object with an async ``__call__``.
+
+    Unlike ``is_coroutine_function``, a plain wrapper counts as a plain function, which may be called in a thread.
+    """
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - the method itself
+    )
+
+
 def require_plain_function(name: str, function: Callable[..., Any]) -> None:
     """Raise ``ConfigurationError`` if a call would return a coroutine, which would never run."""
     if not callable(function):

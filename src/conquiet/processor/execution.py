@@ -10,33 +10,22 @@ See docs/decisions/0013.
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from conquiet.core import causation, tracing
 from conquiet.core.functions import reject_unawaited
-from conquiet.core.settlement import (
-    ACKNOWLEDGE,
-    DeadLetter,
-    Defer,
-    RetryLater,
-    Settlement,
-    settlement_name,
-)
+from conquiet.core.settlement import ACKNOWLEDGE, DeadLetter, Defer, RetryLater, Settlement, settlement_name
 from conquiet.core.worker_pool import current_worker, start_in_context
 from conquiet.processor.admission import Admission
 from conquiet.processor.attempt_recorder import AttemptRecorder
-from conquiet.processor.emitter import Emitter
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.envelope_decoder import EnvelopeDecoder
 from conquiet.processor.handler_runner import HandlerRunner
 from conquiet.processor.job_canceller import JobCanceller
 from conquiet.processor.settler import ProcessorSettler
+from conquiet.runtime.batch import Batching
 from conquiet.runtime.context import LeaseManager, MessageContext
 from conquiet.runtime.executor import PendingSettlement
 from conquiet.runtime.message import RuntimeMessage
-
-if TYPE_CHECKING:
-    from conquiet.runtime.batch import Batching
 
 
 class Execution:
@@ -44,7 +33,6 @@ class Execution:
 
     Args:
         runners: Handlers by event.
-        emitter: For ``ctx.emit``.
         decoder: Reads envelopes, and settles messages that have none.
         admission: Decides whether a message may run now.
         attempts: Records attempts, and decides the settlement of failed ones.
@@ -59,19 +47,17 @@ class Execution:
         self,
         *,
         runners: Mapping[str, HandlerRunner],
-        emitter: Emitter,
         decoder: EnvelopeDecoder,
         admission: Admission,
         attempts: AttemptRecorder,
         settler: ProcessorSettler,
         canceller: JobCanceller,
-        batching: "Batching | None",
+        batching: Batching | None,
     ) -> None:
         self._runners = runners
-        self._emitter = emitter
         self._decode, self._refuse = decoder.decode, decoder.refuse
         self.exhausted, self.malformed = decoder.exhausted, decoder.malformed
-        self._admit, self._cancels, self._pauses = admission.admit, admission.cancels, admission.pauses
+        self._admit, self._is_certain, self._cancels = admission.admit, admission.is_certain, admission.cancels
         self._attempts, self._running = attempts, attempts.running
         self._keeps_states = attempts.jobs is not None
         self._settler = settler
@@ -84,16 +70,7 @@ class Execution:
         if not isinstance(envelope, Envelope):
             return self._refuse(message, envelope)
         runner = self._runners.get(envelope.event)
-        if (
-            runner is None
-            or runner.is_limited
-            or envelope.key is not None
-            or envelope.delay_until_ms is not None
-            or message.delivery_count != 1
-            or self._cancels.requested_in
-            or self._pauses.exist
-            or tracing.active is not None
-        ):
+        if runner is None or runner.is_limited or not self._is_certain(message, envelope) or tracing.active is not None:
             return start_in_context(self._execute(message, leases, envelope, runner))
         return start_in_context(self._invoke(message, leases, envelope, runner))
 
@@ -152,8 +129,7 @@ class Execution:
         failure: Exception | None = None
         answer: object = None
         try:
-            delivery = MessageContext(message, leases)
-            if (answer := await runner.invoke(envelope, delivery, self._emitter, message.stream)) is not None:
+            if (answer := await runner.invoke(envelope, MessageContext(message, leases))) is not None:
                 reject_unawaited(answer)
         except asyncio.CancelledError as error:
             failure = self._cancels.explain(message, error)

@@ -18,7 +18,7 @@ from conquiet.core.settlement import Settlement
 from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError, LifecycleError
 from conquiet.processor.assembly import AssembledProcessor, assemble
-from conquiet.processor.batch_handler_runner import Runners, runner_of
+from conquiet.processor.batch_handler_runner import Runners, runner_class
 from conquiet.processor.dead_letters import apply_retention
 from conquiet.processor.delayed import DelayedPromoter, Poll, PollListener
 from conquiet.processor.emitter import Emitter
@@ -312,8 +312,17 @@ class Processor(OperatorCalls, BackgroundWorker):
         """Build the parts. Nothing is sent."""
         for handler in self._handlers.values():
             handler.compare_pool(self._concurrency)
-        rest = (self._middlewares, self._threads, self._is_stopping, self._settings.max_attempts_limit)
-        self._runners = {event: runner_of(handler, *rest) for event, handler in self._handlers.items()}
+        self._runners = {
+            event: runner_class(handler, self._middlewares)(
+                handler,
+                self._middlewares,
+                emitter=self._emitter,
+                threads=self._threads,
+                is_stopping=self._is_stopping,
+                max_attempts_limit=self._settings.max_attempts_limit,
+            )
+            for event, handler in self._handlers.items()
+        }
         recorder = self._recorder
         parts = ProcessorParts(
             client=self._client,
@@ -321,7 +330,6 @@ class Processor(OperatorCalls, BackgroundWorker):
             consumer_id=self._consumer_id,
             keys=self._keys,
             settings=self._settings,
-            emitter=self._emitter,
             jobs=recorder,
             pauses=self._pauses,
             log_tracebacks=self._runtime.log_tracebacks,

@@ -59,9 +59,9 @@ def process_span(delivery: Delivery) -> ProcessSpan:
     )
 
 
-def batch_span(deliveries: Sequence[Delivery]) -> tracing.BatchSpan:
+def batch_span(deliveries: Sequence[Delivery]) -> tracing.Span:
     """Return the span of a batch, linked to the sender of each delivery."""
-    return tracing.BatchSpan("rabbitmq", deliveries[0].queue, lambda: [_member(each) for each in deliveries])
+    return tracing.batch_span("rabbitmq", deliveries[0].queue, lambda: [_member(each) for each in deliveries])
 
 
 def _member(delivery: Delivery) -> tracing.BatchMember:

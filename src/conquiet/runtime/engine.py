@@ -21,6 +21,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Collection, Coroutine
+from functools import partial
 from typing import Any
 
 from conquiet.core.background import BackgroundWorker, stop_on
@@ -328,7 +329,7 @@ class Engine(BackgroundWorker):
         """Fetch for all shards until stopped. If one shard fails, the others are stopped in order."""
         for shard in self._shards:
             # Without acknowledgements everything would run again elsewhere, so the engine stops.
-            shard.acknowledger.start().add_done_callback(_stop_if_failed(shard))
+            shard.acknowledger.start().add_done_callback(partial(_stop_if_failed, shard))
         tasks = [asyncio.create_task(shard.fetcher.run(), name="conquiet-fetcher") for shard in self._shards]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         self._begin_stop()
@@ -366,9 +367,6 @@ class Engine(BackgroundWorker):
         self._on_loop(self._report, error)
 
 
-def _stop_if_failed(shard: Shard) -> Callable[["asyncio.Future[QueueError]"], None]:
-    def check(failed: "asyncio.Future[QueueError]") -> None:
-        if not failed.cancelled():
-            shard.fail(failed.result())
-
-    return check
+def _stop_if_failed(shard: Shard, failed: "asyncio.Future[QueueError]") -> None:
+    if not failed.cancelled():
+        shard.fail(failed.result())

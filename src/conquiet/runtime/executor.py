@@ -5,7 +5,6 @@ raise. If the function takes batches, ``HandlerBatching`` calls it. The processo
 """
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
@@ -13,7 +12,13 @@ from typing import Any, Protocol
 from conquiet.core import causation, tracing
 from conquiet.core.batch_run import BatchRun, call_batch_handler
 from conquiet.core.batching import BatchSettings
-from conquiet.core.functions import reject_generator_function, reject_unawaited, require_arguments, require_made_for
+from conquiet.core.functions import (
+    is_awaited,
+    reject_generator_function,
+    reject_unawaited,
+    require_arguments,
+    require_made_for,
+)
 from conquiet.core.redaction import printable
 from conquiet.core.settlement import (
     ACKNOWLEDGE,
@@ -100,9 +105,7 @@ def is_async(function: Callable[..., Any], name: str = "handler") -> bool:
     if not callable(function):
         raise ConfigurationError(f"{name} must be callable: async def {name}(message, ctx)")
     reject_generator_function(name, function)
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
-    )
+    return is_awaited(function)
 
 
 class HandlerExecutor:
@@ -252,15 +255,14 @@ class HandlerBatching:
             for message in messages
         ]
         # SPEC(001): an entry is the caller's JSON object only. It carries no trace context to link the span to.
-        span = tracing.BatchSpan(
+        with tracing.batch_span(
             "redis",
             messages[0].stream,
             lambda: [tracing.BatchMember(message.id) for message in messages],
             group=self._group,
-        )
-        with span:
+        ) as span:
             outcomes = await BatchRun(contexts, self._call, lost=lost_lease).run()
-            span.record(outcomes)
+            tracing.record_batch(span, outcomes)
         return [ACKNOWLEDGE if outcome is None else settlement_of(outcome) for outcome in outcomes]
 
     async def execute_one(self, message: RuntimeMessage, leases: LeaseManager) -> Settlement:

@@ -40,24 +40,6 @@ class StreamCounts:
 class StreamStats:
     """The counters of one stream. Written on the event loop only."""
 
-    __slots__ = (
-        "_flushed_failed",
-        "_flushed_in_flight",
-        "_flushed_succeeded",
-        "_handling",
-        "_handling_counts",
-        "_in_flight",
-        "_stream",
-        "_wait",
-        "_wait_counts",
-        "claimed",
-        "failed",
-        "handling_s",
-        "read",
-        "succeeded",
-        "wait_s",
-    )
-
     def __init__(self, stream: str) -> None:
         self._stream = stream
         self.read = self.succeeded = self.failed = self.claimed = 0

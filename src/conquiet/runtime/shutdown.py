@@ -100,7 +100,7 @@ class Shutdown:
 
     async def _flush_and_close(self) -> list[RuntimeMessage]:
         """Send the last acknowledgements and close the connections. Return the unconfirmed messages."""
-        await _either(_all_of([shard.acknowledger.flush() for shard in self._shards]), self._aborted, timeout_s=_ACKS_S)
+        await _either(self._leases.flush(), self._aborted, timeout_s=_ACKS_S)
         left = await asyncio.gather(*(shard.close() for shard in self._shards))
         return [message for messages in left for message in messages]
 
@@ -126,10 +126,6 @@ async def wait_unless_forced(waiting: Coroutine[Any, Any, None], forced: asyncio
         await asyncio.gather(task, watcher, return_exceptions=True)
     if not task.cancelled():
         task.result()
-
-
-async def _all_of(waiting: list[Coroutine[Any, Any, None]]) -> None:
-    await asyncio.gather(*waiting)
 
 
 async def wait_shielded(
