@@ -30,6 +30,10 @@ class Admission:
         canceller: Cancels jobs.
         settler: Parks messages, reserves starts under a rate limit, and appends messages to the queue of their key.
         unknown: Settles messages without a handler.
+
+    Attributes:
+        pauses: Paused streams and events. ``Execution`` skips ``admit`` while nothing is paused.
+        cancels: As given, for the same reason.
     """
 
     def __init__(
@@ -41,7 +45,7 @@ class Admission:
         settler: ProcessorSettler,
         unknown: UnknownEvents,
     ) -> None:
-        self._keys, self._clock, self._pauses = parts.keys, parts.clock, parts.pauses
+        self._keys, self._clock, self.pauses = parts.keys, parts.clock, parts.pauses
         self.cancels = cancels
         self._canceller = canceller
         self._settler = settler
@@ -57,7 +61,7 @@ class Admission:
             and envelope.delay_until_ms is None
             and message.delivery_count == 1
             and not self.cancels.requested_in
-            and not self._pauses.exist
+            and not self.pauses.exist
         )
 
     async def admit(
@@ -73,7 +77,7 @@ class Admission:
         if runner is None:
             return await self._unknown.decide(message, envelope)
         step = Step.LEFT
-        if self._pauses.is_event_paused(message.stream, envelope.event):
+        if self.pauses.is_event_paused(message.stream, envelope.event):
             step = await self._settler.park(message, envelope)
         if step is Step.LEFT and runner.rate is not None and not self._is_reserved(envelope, runner.rate):
             step = await self._settler.reserve_rate(message, envelope, runner.rate)

@@ -57,7 +57,7 @@ class Execution:
         self._runners = runners
         self._decode, self._refuse = decoder.decode, decoder.refuse
         self.exhausted, self.malformed = decoder.exhausted, decoder.malformed
-        self._admit, self._is_certain, self._cancels = admission.admit, admission.is_certain, admission.cancels
+        self._admit, self._cancels, self._pauses = admission.admit, admission.cancels, admission.pauses
         self._attempts, self._running = attempts, attempts.running
         self._keeps_states = attempts.jobs is not None
         self._settler = settler
@@ -70,7 +70,17 @@ class Execution:
         if not isinstance(envelope, Envelope):
             return self._refuse(message, envelope)
         runner = self._runners.get(envelope.event)
-        if runner is None or runner.is_limited or not self._is_certain(message, envelope) or tracing.active is not None:
+        if (
+            runner is None
+            or runner.is_limited
+            # ``Admission.is_certain``, without the call
+            or envelope.key is not None
+            or envelope.delay_until_ms is not None
+            or message.delivery_count != 1
+            or self._cancels.requested_in
+            or self._pauses.exist
+            or tracing.active is not None
+        ):
             return start_in_context(self._execute(message, leases, envelope, runner))
         return start_in_context(self._invoke(message, leases, envelope, runner))
 
