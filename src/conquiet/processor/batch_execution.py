@@ -115,13 +115,12 @@ class BatchExecution:
         except BaseException:
             attempts.abandon(messages)
             raise
-        for member, outcome in zip(members, outcomes, strict=True):
-            if outcome is not None and member.envelope.first_attempt is None:
-                member.envelope.first_attempt = span.headers.get("traceparent")
         settlements: dict[RuntimeMessage, Settlement] = {}
         must_record, ended = attempts.must_record, attempts.running.pop
         for message, member, outcome in zip(messages, members, outcomes, strict=True):
             ended(message, None)
+            if outcome is not None and member.envelope.first_attempt is None:
+                member.envelope.first_attempt = span.headers.get("traceparent")
             if outcome is None and not must_record(message, member.envelope):
                 _succeed(runner, message)
                 settlements[message] = ACKNOWLEDGE

@@ -8,9 +8,8 @@ from conquiet.runtime.engine_events import EventDispatcher
 from conquiet.runtime.executor import Executor
 from conquiet.runtime.fetch_budget import FetchBudget
 from conquiet.runtime.lease_table import LeaseTable
-from conquiet.runtime.metrics import StreamStats
+from conquiet.runtime.metrics import Pace, StreamStats
 from conquiet.runtime.outage import OutagePause
-from conquiet.runtime.pace import Pace
 from conquiet.runtime.settings import RuntimeSettings
 
 
