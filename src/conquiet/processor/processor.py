@@ -86,7 +86,6 @@ class Processor(OperatorCalls, BackgroundWorker):
         self._emitter = Emitter(self._client, self._streams[0], self._settings, jobs=self._recorder)
         self._pauses = Pauses(self._client)
         self._engine: Engine | None = None
-        self._promoter: DelayedPromoter | None = None
         self._housekeeper = StreamHousekeeper(
             redis,
             self._streams,
@@ -346,7 +345,7 @@ class Processor(OperatorCalls, BackgroundWorker):
         )
         for subscription in self._callbacks:
             engine.on(*subscription)
-        self._promoter = DelayedPromoter(
+        promoter = DelayedPromoter(
             self._client,
             list(self._keys.values()),
             limit=self._settings.chunk_size,
@@ -364,7 +363,7 @@ class Processor(OperatorCalls, BackgroundWorker):
         )
         if self._lifecycle.is_stopping:  # before there was an engine
             engine.end()
-        return engine, self._promoter
+        return engine, promoter
 
     def _maintain(self) -> None:
         """Flush metrics, retry job states and reject waiting runs on a stop. Called once per ``refresh_s``."""
