@@ -12,8 +12,8 @@ from tests.simulation.redis_model import RedisModel, Refusal, encode, parse_comm
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.liveness import LEAVE_GROUP, RELEASE_NAME, RESERVE_NAME
 from conquiet.redis_transport.stream_scripts import EXTEND_LEASE
-from conquiet.runtime.claiming import CHARGE, TAKE_OVER
-from conquiet.runtime.release import RELEASE, UNDO_DELIVERY_COUNT
+from conquiet.runtime.claiming import CHARGE, TAKE_OVER, UNDO_DELIVERY_COUNT
+from conquiet.runtime.leases import RELEASE
 from conquiet.runtime.shard import MAY_WORK
 
 STREAMS, GROUPS, CONSUMERS = ("a", "b"), ("g", "h"), ("one", "two")

@@ -17,7 +17,6 @@ import asyncio
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from conquiet.app.application import App
@@ -31,7 +30,7 @@ from conquiet.core.json_codec import CodecError
 from conquiet.core.settlement import RetryLater
 from conquiet.core.signatures import takes_keywords_of
 from conquiet.errors import ConfigurationError, InfrastructureError, JobCancelledError, MessageInProgressError
-from conquiet.processor.batch_handler_runner import BatchHandlerRunner, runner_of
+from conquiet.processor.batch_handler_runner import BatchHandlerRunner, runner_class
 from conquiet.processor.dead_letter_record import DeadRecord, describe
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.policy import decide
@@ -173,7 +172,13 @@ class TestApp:
                 rate=declared.rate,
                 batch=declared.batch,
             )
-            self._runners[event] = runner_of(handler, (), lambda: threads, lambda: False, settings.max_attempts_limit)
+            self._runners[event] = runner_class(handler, ())(
+                handler,
+                (),
+                emitter=self._broker,
+                threads=lambda: threads,
+                max_attempts_limit=settings.max_attempts_limit,
+            )
         if queues := self._app.registry.queues:
             from conquiet.app.memory_queues import MemoryQueues
 
@@ -277,7 +282,7 @@ class TestApp:
         delivery = self._leases.deliver(stream, f"{self.clock.now_ms}-0", envelope)
         try:
             with ending(delivery):
-                value = await runner.invoke(envelope, delivery, self._broker, stream)
+                value = await runner.invoke(envelope, delivery)
         except (InfrastructureError, MessageInProgressError):
             self._broker.keep_turn(stream, envelope)
             self._broker.put(self.clock.now_ms, stream, envelope)  # not the message's fault: no attempt is counted
@@ -305,9 +310,9 @@ class TestApp:
             self._leases.deliver(stream, f"{self.clock.now_ms}-{number}", envelope)
             for number, envelope in enumerate(envelopes)
         ]
-        members = runner.contexts(zip(envelopes, deliveries, strict=True), self._broker)
+        members = runner.contexts(zip(envelopes, deliveries, strict=True))
         with ending(*deliveries):
-            outcomes = await BatchRun(members, partial(runner.invoke_batch, stream=stream)).run()
+            outcomes = await BatchRun(members, runner.invoke_batch).run()
         shared: Exception | None = None
         for envelope, delivery, outcome in zip(envelopes, deliveries, outcomes, strict=True):
             if isinstance(outcome, InfrastructureError | MessageInProgressError):
@@ -328,7 +333,7 @@ class TestApp:
         if delivery.acknowledged:
             return
         if isinstance(error, JobCancelledError):
-            if await runner.mark_cancelled(envelope, delivery, self._broker):
+            if await runner.mark_cancelled(envelope, delivery):
                 self._end(stream, envelope, CANCELLED, "")
             return
         decided = decide(

@@ -38,10 +38,7 @@ class BackgroundWorker(ABC):
         running, ready = self._enter()
         self._background = asyncio.create_task(running)
         try:
-            if ready is None:
-                await wait_healthy(self._background, self.health)
-            else:
-                await wait_ready(self._background, ready)
+            await wait_ready(self._background, self._wait_healthy() if ready is None else ready.wait())
         except BaseException:
             await self.close()
             raise
@@ -54,6 +51,10 @@ class BackgroundWorker(ABC):
         await self.close()
         if self._background is not None:
             await self._background
+
+    async def _wait_healthy(self) -> None:
+        while not self.health().ready:  # noqa: ASYNC110 - any part of the worker changes it
+            await asyncio.sleep(_POLL_S)
 
 
 @asynccontextmanager
@@ -75,13 +76,13 @@ async def stop_on(event: asyncio.Event | None, stop: Callable[[], None]) -> Asyn
         await asyncio.gather(watcher, return_exceptions=True)
 
 
-async def wait_ready(running: asyncio.Task[Any], ready: asyncio.Event) -> None:
-    """Wait until a background task is ready or has ended. Raise its error.
+async def wait_ready(running: asyncio.Task[Any], ready: Coroutine[Any, Any, object]) -> None:
+    """Wait until ``ready`` returns or the background task has ended. Raise the error of the task.
 
     If the caller is cancelled during the wait, ``__aexit__`` is never called. The task is then cancelled and awaited,
     because no caller could stop it.
     """
-    waiting = asyncio.create_task(ready.wait())
+    waiting = asyncio.create_task(ready)
     try:
         await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
     except BaseException:
@@ -91,18 +92,5 @@ async def wait_ready(running: asyncio.Task[Any], ready: asyncio.Event) -> None:
     finally:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-    if running.done():
-        running.result()
-
-
-async def wait_healthy(running: asyncio.Task[Any], health: Callable[[], Health]) -> None:
-    """Do what ``wait_ready`` does for a worker that only its ``health()`` reports as ready."""
-    try:
-        while not running.done() and not health().ready:  # noqa: ASYNC110 - any part of the worker changes it
-            await asyncio.sleep(_POLL_S)
-    except BaseException:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        raise
     if running.done():
         running.result()

@@ -22,8 +22,12 @@ See docs/decisions/0044.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Executor
 from typing import Any, Final, Generic, TypeVar
 
+from conquiet.core.functions import reject_unawaited
+from conquiet.core.threads import run_in_thread
+from conquiet.core.worker_pool import Continuation, start_in_context
 from conquiet.errors import ConfigurationError, ConflictError, InfrastructureError, MessageInProgressError
 
 M = TypeVar("M")
@@ -156,6 +160,23 @@ class BatchRun(Generic[M]):
     def _record(self, positions: list[int], outcomes: Outcomes) -> None:
         for position, outcome in zip(positions, outcomes, strict=True):
             self._outcomes[position] = outcome
+
+
+async def call_batch_handler(
+    handler: Callable[..., Any], *arguments: Any, is_async: bool, threads: Callable[[], Executor]
+) -> Any:
+    """Call a batch handler, a plain function in a thread. Return its result. It has separate context variables.
+
+    Raises:
+        ConfigurationError: An ``async def`` handler returned an awaitable.
+    """
+    if not is_async:
+        return await run_in_thread(threads(), handler, *arguments)
+    result = start_in_context(handler(*arguments))
+    if type(result) is Continuation:
+        result = await result
+    reject_unawaited(result)
+    return result
 
 
 def run_without_loop(coroutine: Coroutine[Any, Any, T]) -> T:

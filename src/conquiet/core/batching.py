@@ -13,7 +13,7 @@ gathering time is therefore ``within_s`` minus the recent batch duration (``Batc
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from conquiet.core.validation import require_positive, require_seconds
@@ -90,14 +90,12 @@ class BatchTimes:
         return max(within_s - max(self._last), within_s / 2) if self._last else within_s
 
 
+@dataclass(slots=True)
 class _Gathering(Generic[T]):
     """The gathered items of one key."""
 
-    __slots__ = ("items", "timer")
-
-    def __init__(self, timer: asyncio.TimerHandle) -> None:
-        self.items: list[T] = []
-        self.timer = timer
+    timer: asyncio.TimerHandle
+    items: list[T] = field(default_factory=list)
 
 
 class BatchAssembler(Generic[T]):
@@ -166,9 +164,8 @@ class BatchAssembler(Generic[T]):
             self._due[key] = None
             self.deliver_due()
         else:
-            self._send(
-                key, self._gathering[key].timer.when()
-            )  # includes the delay of a slow loop, which will be slow again
+            # The time of the timer: the delay of a slow loop counts, because the loop will be slow again.
+            self._send(key, self._gathering[key].timer.when())
 
     def _send(self, key: Hashable, due_at: float | None) -> None:
         gathering = self._gathering.pop(key)

@@ -24,6 +24,16 @@ def is_coroutine_function(function: Callable[..., Any]) -> bool:
     return any(inspect.iscoroutinefunction(layer) for layer in _layers(function))
 
 
+def is_awaited(function: Callable[..., Any]) -> bool:
+    """Return True for ``async def`` itself: a function, a method, a partial, an object with an async ``__call__``.
+
+    Unlike ``is_coroutine_function``, a plain wrapper counts as a plain function, which may be called in a thread.
+    """
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - the method itself
+    )
+
+
 def require_plain_function(name: str, function: Callable[..., Any]) -> None:
     """Raise ``ConfigurationError`` if a call would return a coroutine, which would never run."""
     if not callable(function):
@@ -159,12 +169,7 @@ _TracedTimeoutError.__name__ = _TracedTimeoutError.__qualname__ = TimeoutError._
 _TracedTimeoutError.__module__ = TimeoutError.__module__
 
 
-def call_in_thread(name: str, function: Callable[..., Any], *arguments: Any) -> None:
-    """Call ``call_in_thread_for_result`` and drop the result."""
-    call_in_thread_for_result(name, function, *arguments)
-
-
-def call_in_thread_for_result(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+def call_in_thread(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a plain function in a thread so that every failure reaches the event loop. Return its result.
 
     Raises:

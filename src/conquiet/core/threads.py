@@ -1,12 +1,26 @@
-"""Run a coroutine on the event loop from another thread."""
+"""Run a handler in a thread, and a coroutine on the event loop from another thread."""
 
 import asyncio
+import contextvars
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
 from typing import Any, TypeVar
+
+from conquiet.core.functions import call_in_thread
 
 T = TypeVar("T")
 
 _POLL_S = 1.0
+
+
+def run_in_thread(threads: Executor, handler: Callable[..., Any], *arguments: Any) -> "asyncio.Future[Any]":
+    """Call a plain handler in a thread, with a copy of the context variables. Return the future of its result.
+
+    See ``call_in_thread`` for the errors.
+    """
+    run = contextvars.copy_context().run
+    loop = asyncio.get_running_loop()
+    return loop.run_in_executor(threads, run, call_in_thread, "the handler", handler, *arguments)
 
 
 def wait_on_loop(

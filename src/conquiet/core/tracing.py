@@ -156,8 +156,15 @@ class NoSpan:
 NO_SPAN: Final = NoSpan()
 
 
-class BatchSpan:
-    """The span of one batch, linked to each of its messages. Does nothing without tracing.
+def batch_span(
+    system: str,
+    destination: str,
+    members: Callable[[], Sequence[BatchMember]],
+    *,
+    event: str | None = None,
+    group: str | None = None,
+) -> Span:
+    """Return the span of one batch, linked to each of its messages.
 
     Args:
         system: The kind of broker.
@@ -166,44 +173,17 @@ class BatchSpan:
         event: Their common event, if there is one.
         group: The consumer group.
     """
+    if active is None:
+        return NO_SPAN
+    return active.process(system, destination, event=event, group=group, batch=members())
 
-    __slots__ = ("_span",)
 
-    def __init__(
-        self,
-        system: str,
-        destination: str,
-        members: Callable[[], Sequence[BatchMember]],
-        *,
-        event: str | None = None,
-        group: str | None = None,
-    ) -> None:
-        self._span: Span = (
-            NO_SPAN
-            if active is None
-            else active.process(system, destination, event=event, group=group, batch=members())
-        )
-
-    @property
-    def context(self) -> str | None:
-        """The context of the span, for the link of a later attempt."""
-        return self._span.headers.get("traceparent")
-
-    def record(self, outcomes: Sequence[BaseException | None]) -> None:
-        """Record the number of failed messages. The first failure is the error of the span."""
-        failed = [outcome for outcome in outcomes if outcome is not None]
-        self._span.set("conquiet.batch.failed", len(failed))
-        if failed:
-            self._span.fail(failed[0])
-
-    def __enter__(self) -> Self:
-        self._span.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._span.__exit__(kind, error, trace)
+def record_batch(span: Span, outcomes: Sequence[BaseException | None]) -> None:
+    """Record the number of failed messages of a batch. The first failure is the error of the span."""
+    failed = [outcome for outcome in outcomes if outcome is not None]
+    span.set("conquiet.batch.failed", len(failed))
+    if failed:
+        span.fail(failed[0])
 
 
 def install(tracing: Tracing | None) -> None:

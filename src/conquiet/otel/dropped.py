@@ -25,7 +25,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from conquiet.core import causation, tracing
 from conquiet.otel import conventions as names
 
-_PARENT: Final = "traceparent"
+PARENT: Final = "traceparent"
 _PARENT_LENGTH: Final = 55
 _DROPPED_PARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-00").fullmatch
 _OFF: Final = "AlwaysOffSampler"
@@ -57,7 +57,7 @@ class DropRules:
         sampler = getattr(tracer, "sampler", None)
         described = str(sampler.get_description()) if sampler is not None else ""
         follows = _FOLLOWS_SENDER.fullmatch(described)
-        reads_it = _PARENT in propagate.get_global_textmap().fields
+        reads_it = PARENT in propagate.get_global_textmap().fields
         self.followed = reads_it and (follows is not None or described == _OFF)
         self.roots = (follows[1] if follows is not None else described) in _DROPS_ALL
 
@@ -66,7 +66,7 @@ class DropRules:
         if headers is None:
             return self.roots
         # tracestate, baggage, or the header of another propagator: the SDK decides.
-        if not self.followed or len(headers) != 1 or (sender := headers.get(_PARENT)) is None:
+        if not self.followed or len(headers) != 1 or (sender := headers.get(PARENT)) is None:
             return False
         # The ids are read on use: an invalid id becomes a new trace, which is dropped as well.
         return len(sender) == _PARENT_LENGTH and sender[:3] == "00-" and sender[-3:] == "-00"
@@ -103,7 +103,7 @@ class DroppedSpan(NonRecordingSpan):
     def headers(self) -> dict[str, str]:
         """The context; see ``core.tracing.Span``."""
         found = self.get_span_context()
-        return {_PARENT: f"00-{found.trace_id:032x}-{found.span_id:016x}-00"}
+        return {PARENT: f"00-{found.trace_id:032x}-{found.span_id:016x}-00"}
 
     def set(self, name: str, value: object) -> None:
         """Do nothing."""
@@ -147,7 +147,7 @@ class WorkerSpan(NonRecordingSpan):
         if handling is None or tracing.active is None:
             return trace.INVALID_SPAN_CONTEXT
         if handling.span_context is None:
-            sender = handling.headers.get(_PARENT) if self._follows_sender else None
+            sender = handling.headers.get(PARENT) if self._follows_sender else None
             handling.span_context = DroppedSpan(sender).get_span_context()
         found: SpanContext = handling.span_context
         return found

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from enum import Enum
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -24,10 +25,9 @@ from conquiet._version import __version__
 from conquiet.core import tracing
 from conquiet.errors import ConfigurationError
 from conquiet.otel import conventions as names
-from conquiet.otel.dropped import CountedDroppedSpan, DroppedSpan, DropRules, WorkerSpan, counts_nothing
+from conquiet.otel.dropped import PARENT, CountedDroppedSpan, DroppedSpan, DropRules, WorkerSpan, counts_nothing
 
 _SCOPE: Final = "conquiet"
-_PARENT: Final = "traceparent"
 _LABELS: Final = frozenset({names.SYSTEM, names.DESTINATION, names.OPERATION_NAME, names.GROUP})
 _MOST_LABELS: Final = 1_000
 
@@ -87,9 +87,14 @@ class _Instruments:
         self.operation = meter.create_histogram(names.OPERATION_DURATION, "s", "Duration of a call of the broker")
         self.process = meter.create_histogram(names.PROCESS_DURATION, "s", "Duration of a handler")
 
-    def ended_one(self, duration_s: float, labels: dict[str, Any]) -> None:
-        """Count one message that was handled."""
-        self.consumed.add(1, labels)
+    def record_sent(self, number: int, duration_s: float, labels: dict[str, Any]) -> None:
+        """Count messages that were sent by one call."""
+        self.sent.add(number, labels)
+        self.operation.record(duration_s, labels)
+
+    def record_processed(self, number: int, duration_s: float, labels: dict[str, Any]) -> None:
+        """Count messages that were handled by one call."""
+        self.consumed.add(number, labels)
         self.process.record(duration_s, labels)
 
 
@@ -99,6 +104,7 @@ class _Instrumentation:
     def __init__(self, tracer: trace.Tracer, instruments: _Instruments, mode: ContextMode, *, counts: bool) -> None:
         self._tracer = tracer
         self._instruments = instruments
+        self._ended_one = partial(instruments.record_processed, 1)
         self._mode = mode
         self._counts = counts
         rules = DropRules(tracer)
@@ -120,7 +126,7 @@ class _Instrumentation:
             _prepared.set(self)
 
     def _dropped_span(self, headers: tracing.Headers | None) -> DroppedSpan:
-        sender = None if headers is None else headers.get(_PARENT)
+        sender = None if headers is None else headers.get(PARENT)
         return DroppedSpan(sender if self._mode is ContextMode.CHILD else None)
 
     def send(
@@ -136,12 +142,7 @@ class _Instrumentation:
     ) -> "_Span":
         attributes = _attributes(system, destination, names.SEND, message_id=message_id, event=event, count=count)
         parent_context = None if parent is None else propagate.extract(parent)
-        instruments = self._instruments
-
-        def ended(duration_s: float, labels: dict[str, Any]) -> None:
-            instruments.sent.add(count or 1, labels)
-            instruments.operation.record(duration_s, labels)
-
+        ended = partial(self._instruments.record_sent, count or 1)
         return _Span(
             self._tracer, f"send {destination}", SpanKind.PRODUCER, attributes, ended, parent_context, carried=headers
         )
@@ -163,9 +164,7 @@ class _Instrumentation:
             dropped = self._dropped_span(headers)
             if not self._counts:
                 return dropped
-            return CountedDroppedSpan(
-                dropped.sender, self._instruments.ended_one, self._labels(system, destination, group)
-            )
+            return CountedDroppedSpan(dropped.sender, self._ended_one, self._labels(system, destination, group))
         attributes = _attributes(
             system,
             destination,
@@ -184,13 +183,8 @@ class _Instrumentation:
             else:
                 links += _links(headers)
         if first_attempt is not None:
-            links += _links({_PARENT: first_attempt})
-        instruments = self._instruments
-
-        def ended(duration_s: float, labels: dict[str, Any]) -> None:
-            instruments.consumed.add(1 if batch is None else len(batch), labels)
-            instruments.process.record(duration_s, labels)
-
+            links += _links({PARENT: first_attempt})
+        ended = partial(self._instruments.record_processed, 1 if batch is None else len(batch))
         return _Span(self._tracer, f"process {destination}", SpanKind.CONSUMER, attributes, ended, parent, links=links)
 
     def _labels(self, system: str, destination: str, group: str | None) -> dict[str, Any]:
@@ -325,7 +319,7 @@ def _batch_links(batch: Sequence[tracing.BatchMember]) -> list[Link]:
         if member.headers is not None:
             links += _links(member.headers, member.message_id)
         if member.first_attempt is not None:
-            links += _links({_PARENT: member.first_attempt}, member.message_id)
+            links += _links({PARENT: member.first_attempt}, member.message_id)
     return links
 
 

@@ -44,7 +44,7 @@ def assemble(
         settle_held: Settles an entry that ``ForeignGuard`` has held.
     """
     client, settings = parts.client, parts.settings
-    cancels = CancelWatch(client, group=parts.group, consumer_id=parts.consumer_id)
+    cancels = CancelWatch(parts)
     foreign = ForeignGuard(settings.foreign_limit, partial(has_messages, client), settle_held)
     results = ResultWriter(client, max_bytes=settings.max_payload_bytes)
     settler = ProcessorSettler(parts)
@@ -56,12 +56,9 @@ def assemble(
     batched = {event: runner for event, runner in runners.items() if isinstance(runner, BatchHandlerRunner)}
     batching = None
     if batched:
-        batching = BatchExecution(
-            batched, emitter=parts.emitter, decoder=decoder, admission=admission, attempts=attempts
-        )
+        batching = BatchExecution(batched, decoder=decoder, admission=admission, attempts=attempts)
     execution = Execution(
         runners=runners,
-        emitter=parts.emitter,
         decoder=decoder,
         admission=admission,
         attempts=attempts,

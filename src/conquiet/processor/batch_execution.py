@@ -9,7 +9,6 @@ See docs/decisions/0044.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from conquiet.core import tracing
 from conquiet.core.batch_run import BatchRun, Outcome
@@ -20,11 +19,9 @@ from conquiet.processor.admission import Admission
 from conquiet.processor.attempt_recorder import AttemptRecorder
 from conquiet.processor.batch_handler_runner import BatchHandlerRunner
 from conquiet.processor.context import JobContext
-from conquiet.processor.emitter import Emitter
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.envelope_decoder import EnvelopeDecoder
-from conquiet.runtime.batch_executor import lost_lease
-from conquiet.runtime.context import LeaseManager, MessageContext
+from conquiet.runtime.context import LeaseManager, MessageContext, lost_lease
 from conquiet.runtime.message import RuntimeMessage
 
 
@@ -33,7 +30,6 @@ class BatchExecution:
 
     Args:
         runners: Batch handlers by event.
-        emitter: For ``ctx.emit``.
         decoder: Reads envelopes, and settles messages that have none.
         admission: Decides whether a message may run now.
         attempts: Records attempts, and decides the settlement of failed ones.
@@ -43,13 +39,11 @@ class BatchExecution:
         self,
         runners: Mapping[str, BatchHandlerRunner],
         *,
-        emitter: Emitter,
         decoder: EnvelopeDecoder,
         admission: Admission,
         attempts: AttemptRecorder,
     ) -> None:
         self._runners = runners
-        self._emitter = emitter
         self._decoder = decoder
         self._admission = admission
         self._attempts = attempts
@@ -82,8 +76,7 @@ class BatchExecution:
             else:
                 settlements[message] = settled
         if admitted:
-            members = runner.contexts(admitted, self._emitter)
-            settlements |= await self._run_limited(runner, members, leases)
+            settlements |= await self._run_limited(runner, runner.contexts(admitted), leases)
         return [settlements[message] for message in messages]
 
     async def _run_limited(
@@ -106,10 +99,9 @@ class BatchExecution:
         if attempts.jobs is not None:
             for member in members:
                 await attempts.started(member.delivery.message, member.envelope)
-        call = partial(runner.invoke_batch, stream=members[0].delivery.stream)
         messages = [member.delivery.message for member in members]
         attempts.begin(messages)
-        span = tracing.BatchSpan(
+        span = tracing.batch_span(
             "redis",
             messages[0].stream,
             lambda: [_linked(member.envelope) for member in members],
@@ -118,18 +110,17 @@ class BatchExecution:
         )
         try:
             with span:
-                outcomes = await BatchRun(members, call, lost=_lost).run()
-                span.record(outcomes)
+                outcomes = await BatchRun(members, runner.invoke_batch, lost=_lost).run()
+                tracing.record_batch(span, outcomes)
         except BaseException:
             attempts.abandon(messages)
             raise
-        for member, outcome in zip(members, outcomes, strict=True):
-            if outcome is not None and member.envelope.first_attempt is None:
-                member.envelope.first_attempt = span.context
         settlements: dict[RuntimeMessage, Settlement] = {}
         must_record, ended = attempts.must_record, attempts.running.pop
         for message, member, outcome in zip(messages, members, outcomes, strict=True):
             ended(message, None)
+            if outcome is not None and member.envelope.first_attempt is None:
+                member.envelope.first_attempt = span.headers.get("traceparent")
             if outcome is None and not must_record(message, member.envelope):
                 _succeed(runner, message)
                 settlements[message] = ACKNOWLEDGE

@@ -1,17 +1,15 @@
 """Call a batch handler with a list of contexts, awaited or in a thread, with a timeout."""
 
 import asyncio
-import contextvars
-import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Awaitable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
+from conquiet.core.batch_run import call_batch_handler
+from conquiet.core.batching import BatchSettings
 from conquiet.core.causation import enter
-from conquiet.core.functions import call_in_thread_for_result, reject_unawaited
-from conquiet.core.worker_pool import Continuation, start_in_context
 from conquiet.errors import ConfigurationError
-from conquiet.processor.context import JobContext, JobEmitter, in_thread, job_context
+from conquiet.processor.context import JobContext, in_thread, job_context
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.handler_runner import HandlerRunner
 from conquiet.processor.middleware import Middleware
@@ -20,36 +18,17 @@ from conquiet.runtime.context import MessageContext
 
 
 class BatchHandlerRunner(HandlerRunner):
-    """Calls the batch handler of one event. A single message is a batch of one.
+    """Calls the batch handler of one event. A single message is a batch of one. Arguments as in ``HandlerRunner``."""
 
-    Args:
-        settings: The registered handler, with ``batch``.
-        executor: Returns the thread pool for plain functions.
-        is_stopping: Returns True once no handler may start.
-        max_attempts_limit: See ``ProcessorSettings.max_attempts_limit``.
+    @property
+    def batch(self) -> BatchSettings:
+        """Size and waiting time of its batches."""
+        assert self._settings.batch is not None  # noqa: S101 - see runner_class
+        return self._settings.batch
 
-    Attributes:
-        batch: Size and waiting time of its batches.
-    """
-
-    def __init__(
-        self,
-        settings: HandlerSettings,
-        executor: Callable[[], Executor],
-        is_stopping: Callable[[], bool] = lambda: False,
-        max_attempts_limit: int | None = None,
-    ) -> None:
-        super().__init__(settings, (), executor, is_stopping, max_attempts_limit)
-        assert settings.batch is not None  # noqa: S101 - guaranteed by runner_of
-        self.batch = settings.batch
-
-    def context(self, envelope: Envelope, delivery: MessageContext, emitter: JobEmitter) -> JobContext:
-        """Return the context of one message, sync or async like the handler."""
-        return self.contexts([(envelope, delivery)], emitter)[0]
-
-    def contexts(self, admitted: Iterable[tuple[Envelope, MessageContext]], emitter: JobEmitter) -> list[JobContext]:
+    def contexts(self, admitted: Iterable[tuple[Envelope, MessageContext]]) -> list[JobContext]:
         """Return the contexts of messages, sync or async like the handler."""
-        most, of = self.retry.max_attempts, self.attempts_of
+        most, of, emitter = self.retry.max_attempts, self.attempts_of, self._emitter
         contexts = [
             job_context(envelope, delivery, emitter, most if envelope.max_attempts is None else of(envelope))
             for envelope, delivery in admitted
@@ -59,71 +38,45 @@ class BatchHandlerRunner(HandlerRunner):
         loop = asyncio.get_running_loop()
         return [in_thread(context, loop) for context in contexts]
 
-    def invoke(
-        self, envelope: Envelope, delivery: MessageContext, emitter: JobEmitter, stream: str
-    ) -> Awaitable[object]:
+    def invoke(self, envelope: Envelope, delivery: MessageContext) -> Awaitable[object]:
         """Return an awaitable that runs a message as a batch of one. It raises the message's error."""
-        context = self.context(envelope, delivery, emitter)
-        enter(context)
-        return self._invoke_one(context, stream)
+        contexts = self.contexts([(envelope, delivery)])
+        enter(contexts[0])
+        return self._invoke_one(contexts)
 
-    async def invoke_batch(self, contexts: list[JobContext], *, stream: str) -> Any:
-        """Call the handler with its timeout. Return its result or raise its error."""
-        timeout_s = self._timeout_s
-        if timeout_s is None:
-            return await self._call_with(contexts)
-        for context in contexts:
-            context.deadline = time.monotonic() + timeout_s
-        first = contexts[0].delivery.id
-        if self.is_async:
-            return await self._cancelled_in_time(lambda: self._call_with(contexts), timeout_s, stream)
-        return await self._watched(self._call_with(contexts), timeout_s, stream, first)
+    def invoke_batch(self, contexts: list[JobContext]) -> Awaitable[Any]:
+        """Return an awaitable that calls the handler with its timeout. It returns its result or raises its error."""
+        if self._timeout_s is None:
+            return self._call_with(contexts)
+        return self._within_time(partial(self._call_with, contexts), contexts)
 
-    async def _invoke_one(self, context: JobContext, stream: str) -> None:
-        outcomes = await self.invoke_batch([context], stream=stream)
+    async def _invoke_one(self, contexts: list[JobContext]) -> None:
+        outcomes = await self.invoke_batch(contexts)
         if isinstance(outcomes, list) and len(outcomes) == 1 and isinstance(outcomes[0], Exception):
             raise outcomes[0]
 
-    async def _call_with(self, contexts: list[JobContext]) -> Any:
-        function = self._settings.function
+    def _call_with(self, contexts: list[JobContext]) -> Awaitable[Any]:
         # With several messages the cause of an emitted message is unknown, unless a context emits it.
         enter(contexts[0] if len(contexts) == 1 else None)
-        if self.is_async:
-            # Each call has separate context variables, like a handler of single messages.
-            result = start_in_context(function(contexts))
-            if type(result) is Continuation:
-                result = await result
-            reject_unawaited(result)
-            return result
-        loop = asyncio.get_running_loop()
-        run = contextvars.copy_context().run
-        return await loop.run_in_executor(
-            self._executor(), run, call_in_thread_for_result, "the handler", function, contexts
-        )
+        return call_batch_handler(self._settings.function, contexts, is_async=self.is_async, threads=self._threads)
 
 
 Runners = dict[str, HandlerRunner]
 """Handler runners by event."""
 
 
-def runner_of(
-    settings: HandlerSettings,
-    middlewares: Sequence[Middleware],
-    executor: Callable[[], Executor],
-    is_stopping: Callable[[], bool],
-    max_attempts_limit: int | None,
-) -> HandlerRunner:
-    """Return the runner of a handler, for single messages or for batches.
+def runner_class(settings: HandlerSettings, middlewares: Sequence[Middleware]) -> type[HandlerRunner]:
+    """Return the class of a handler's runner: for single messages or for batches.
 
     Raises:
         ConfigurationError: There are middlewares, which do not run around a batch handler.
     """
     if settings.batch is None:
-        return HandlerRunner(settings, middlewares, executor, is_stopping, max_attempts_limit)
+        return HandlerRunner
     if middlewares:
         raise ConfigurationError(
             f"the handler of {settings.event!r} is a batch handler, and this Processor has {len(middlewares)} "
             "middlewares: a middleware runs around one message, and would be skipped. Give the batch handler a "
             "Processor of its own, on a stream of its own"
         )
-    return BatchHandlerRunner(settings, executor, is_stopping, max_attempts_limit)
+    return BatchHandlerRunner

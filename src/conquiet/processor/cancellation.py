@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from conquiet.errors import JobCancelledError
 from conquiet.processor.delayed import Poll
 from conquiet.processor.keys import Keys
+from conquiet.processor.parts import ProcessorParts
 from conquiet.processor.policy import HandlerCancelledError
 from conquiet.processor.scripts import move, script
 from conquiet.redis_transport.client import AsyncClient
@@ -44,19 +45,15 @@ class CancelWatch:
     """Finds cancellation requests for the jobs of this worker.
 
     Args:
-        client: A client without retries. The caller closes it.
-        group: The consumer group.
-        consumer_id: Name of the engine in it.
+        parts: The parts that a processor shares.
 
     Attributes:
         running: Messages with a running handler, and the task to cancel; None for a plain function.
         requested_in: Streams with cancellation requests, as of the last poll.
     """
 
-    def __init__(self, client: AsyncClient, *, group: str, consumer_id: str) -> None:
-        self._client = client
-        self._group = group
-        self._consumer_id = consumer_id
+    def __init__(self, parts: ProcessorParts) -> None:
+        self._client, self._group, self._consumer_id = parts.client, parts.group, parts.consumer_id
         self.requested_in: set[str] = set()
         self._cursors: dict[str, int] = {}
         self._swept_at: dict[str, float] = {}

@@ -12,6 +12,7 @@ See docs/decisions/0016.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -206,23 +207,16 @@ class DelayedPromoter:
                 logger.failure(logging.WARNING, "maintenance of a processor failed", error)
 
     async def _serve(self, keys: Keys) -> None:
-        woken = self._woken[keys.stream]
-        outage = OutageWatch(
-            "Redis", f"nothing is read from {printable(keys.stream)}, nor are delayed messages moved to it"
-        )
-        try:
-            await self._serve_with(keys, woken, outage)
-        finally:
-            outage.close()
+        stops = f"nothing is read from {printable(keys.stream)}, nor are delayed messages moved to it"
+        with contextlib.closing(OutageWatch("Redis", stops)) as outage:
+            await self._serve_with(keys, self._woken[keys.stream], outage)
 
     async def _serve_with(self, keys: Keys, woken: asyncio.Event, outage: OutageWatch) -> None:
         sleep_s = 0.0
         while not self._closing:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(sleep_s):
                     await woken.wait()
-            except TimeoutError:
-                pass
             woken.clear()
             try:
                 sleep_s = await self._poll(keys)

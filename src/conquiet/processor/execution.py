@@ -10,33 +10,22 @@ See docs/decisions/0013.
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from conquiet.core import causation, tracing
 from conquiet.core.functions import reject_unawaited
-from conquiet.core.settlement import (
-    ACKNOWLEDGE,
-    DeadLetter,
-    Defer,
-    RetryLater,
-    Settlement,
-    settlement_name,
-)
+from conquiet.core.settlement import ACKNOWLEDGE, DeadLetter, Defer, RetryLater, Settlement, settlement_name
 from conquiet.core.worker_pool import current_worker, start_in_context
 from conquiet.processor.admission import Admission
 from conquiet.processor.attempt_recorder import AttemptRecorder
-from conquiet.processor.emitter import Emitter
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.envelope_decoder import EnvelopeDecoder
 from conquiet.processor.handler_runner import HandlerRunner
 from conquiet.processor.job_canceller import JobCanceller
 from conquiet.processor.settler import ProcessorSettler
+from conquiet.runtime.batch import Batching
 from conquiet.runtime.context import LeaseManager, MessageContext
 from conquiet.runtime.executor import PendingSettlement
 from conquiet.runtime.message import RuntimeMessage
-
-if TYPE_CHECKING:
-    from conquiet.runtime.batch import Batching
 
 
 class Execution:
@@ -44,7 +33,6 @@ class Execution:
 
     Args:
         runners: Handlers by event.
-        emitter: For ``ctx.emit``.
         decoder: Reads envelopes, and settles messages that have none.
         admission: Decides whether a message may run now.
         attempts: Records attempts, and decides the settlement of failed ones.
@@ -59,16 +47,14 @@ class Execution:
         self,
         *,
         runners: Mapping[str, HandlerRunner],
-        emitter: Emitter,
         decoder: EnvelopeDecoder,
         admission: Admission,
         attempts: AttemptRecorder,
         settler: ProcessorSettler,
         canceller: JobCanceller,
-        batching: "Batching | None",
+        batching: Batching | None,
     ) -> None:
         self._runners = runners
-        self._emitter = emitter
         self._decode, self._refuse = decoder.decode, decoder.refuse
         self.exhausted, self.malformed = decoder.exhausted, decoder.malformed
         self._admit, self._cancels, self._pauses = admission.admit, admission.cancels, admission.pauses
@@ -87,6 +73,7 @@ class Execution:
         if (
             runner is None
             or runner.is_limited
+            # ``Admission.is_certain``, without the call
             or envelope.key is not None
             or envelope.delay_until_ms is not None
             or message.delivery_count != 1
@@ -152,8 +139,7 @@ class Execution:
         failure: Exception | None = None
         answer: object = None
         try:
-            delivery = MessageContext(message, leases)
-            if (answer := await runner.invoke(envelope, delivery, self._emitter, message.stream)) is not None:
+            if (answer := await runner.invoke(envelope, MessageContext(message, leases))) is not None:
                 reject_unawaited(answer)
         except asyncio.CancelledError as error:
             failure = self._cancels.explain(message, error)

@@ -1,17 +1,18 @@
 """Call a handler with its limits and middlewares, awaited or in a thread. Assembled once, at the start."""
 
 import asyncio
-import contextvars
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 from conquiet.core.causation import enter
-from conquiet.core.functions import call_in_thread_for_result, cancellation_of
+from conquiet.core.functions import cancellation_of
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
+from conquiet.core.threads import run_in_thread
 from conquiet.errors import HandlerTimeoutError, InfrastructureError, MessageInProgressError
 from conquiet.metrics.registry import PROCESSOR_OUTCOMES_TOTAL, PROCESSOR_TIMEOUTS_TOTAL
 from conquiet.metrics.safety import count
@@ -33,7 +34,8 @@ class HandlerRunner:
     Args:
         settings: The registered handler.
         middlewares: Middlewares around it, outermost first.
-        executor: Returns the thread pool for plain functions.
+        emitter: For ``ctx.emit``.
+        threads: Returns the thread pool for plain functions.
         is_stopping: Returns True once no handler may start.
         max_attempts_limit: See ``ProcessorSettings.max_attempts_limit``.
 
@@ -48,7 +50,9 @@ class HandlerRunner:
         self,
         settings: HandlerSettings,
         middlewares: Sequence[Middleware],
-        executor: Callable[[], Executor],
+        *,
+        emitter: JobEmitter,
+        threads: Callable[[], Executor],
         is_stopping: Callable[[], bool] = lambda: False,
         max_attempts_limit: int | None = None,
     ) -> None:
@@ -62,35 +66,34 @@ class HandlerRunner:
         self.is_limited = self.rate is not None or self.limiter is not None
         self.is_async = is_async(settings.function)
         self._mark_cancelled = cancellation_of(settings.function)
-        self._executor = executor
+        self._emitter = emitter
+        self._threads = threads
         self._call = wrapped(settings.function if self.is_async else self._in_thread, middlewares)
         self._max_attempts_limit = max_attempts_limit
         self._reported_bound = False
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.done: defaultdict[str, int] = defaultdict(int)
 
-    def invoke(
-        self, envelope: Envelope, delivery: MessageContext, emitter: JobEmitter, stream: str
-    ) -> Awaitable[object]:
+    def invoke(self, envelope: Envelope, delivery: MessageContext) -> Awaitable[object]:
         """Return an awaitable that runs the handler. It raises the handler's error or ``HandlerTimeoutError``."""
         most = self.retry.max_attempts if envelope.max_attempts is None else self.attempts_of(envelope)
-        ctx = job_context(envelope, delivery, emitter, most)
+        ctx = job_context(envelope, delivery, self._emitter, most)
         enter(ctx)
         # Most handlers have no timeout. Skipping one layer of await saves a tenth of the cost of a no-op.
-        return self._call(ctx) if self._timeout_s is None else self._within_time(ctx, self._timeout_s, stream)
+        return self._call(ctx) if self._timeout_s is None else self._within_time(partial(self._call, ctx), [ctx])
 
-    async def mark_cancelled(self, envelope: Envelope, delivery: MessageContext, emitter: JobEmitter) -> bool:
+    async def mark_cancelled(self, envelope: Envelope, delivery: MessageContext) -> bool:
         """Write where the handler writes its effect that the job is cancelled. False if the effect is there already.
 
         A handler without a database writes nothing: unless it returned, its job has not succeeded.
         """
         if self._mark_cancelled is None:
             return True
-        ctx = job_context(envelope, delivery, emitter, self.attempts_of(envelope))
+        ctx = job_context(envelope, delivery, self._emitter, self.attempts_of(envelope))
         if self.is_async:
             return bool(await self._mark_cancelled(ctx))
         loop = asyncio.get_running_loop()
-        return bool(await loop.run_in_executor(self._executor(), self._mark_cancelled, in_thread(ctx, loop)))
+        return bool(await loop.run_in_executor(self._threads(), self._mark_cancelled, in_thread(ctx, loop)))
 
     def attempts_of(self, envelope: Envelope) -> int:
         """Return the total number of attempts of a message. Log the first message that requests more than allowed."""
@@ -126,46 +129,49 @@ class HandlerRunner:
         if self.limiter is not None and self._is_stopping():
             self.limiter.cancel_waiters()
 
-    async def _within_time(self, ctx: JobContext, timeout_s: float, stream: str) -> object:
-        ctx.deadline = time.monotonic() + timeout_s
-        if self.is_async:
-            return await self._cancelled_in_time(lambda: self._call(ctx), timeout_s, stream)
-        return await self._watched(self._call(ctx), timeout_s, stream, ctx.delivery.id)
+    async def _within_time(self, call: Callable[[], Awaitable[Any]], contexts: Sequence[JobContext]) -> Any:
+        """Call the handler, with the deadline of its timeout in each context."""
+        assert self._timeout_s is not None  # noqa: S101 - checked by the caller
+        deadline = time.monotonic() + self._timeout_s
+        for context in contexts:
+            context.deadline = deadline
+        limited = self._cancelled_in_time if self.is_async else self._watched
+        return await limited(call, self._timeout_s, contexts[0])
 
-    async def _cancelled_in_time(self, call: Callable[[], Awaitable[Any]], timeout_s: float, stream: str) -> Any:
+    async def _cancelled_in_time(self, call: Callable[[], Awaitable[Any]], timeout_s: float, first: JobContext) -> Any:
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 return await call()
         except TimeoutError as error:
             if not limit.expired():  # raised by the handler
                 raise
-            count(PROCESSOR_TIMEOUTS_TOTAL, stream, self.event, "cancelled")
+            count(PROCESSOR_TIMEOUTS_TOTAL, first.stream, self.event, "cancelled")
             raise self._timed_out("was cancelled") from error
 
-    async def _watched(self, called: Awaitable[Any], timeout_s: float, stream: str, message_id: str) -> Any:
+    async def _watched(self, call: Callable[[], Awaitable[Any]], timeout_s: float, first: JobContext) -> Any:
         """Run a plain function, log if it exceeds its timeout, and wait for its end.
 
         A thread cannot be killed. Starting a second run while the thread is still running would duplicate the effect,
         so the message stays leased until the thread ends. A late success is a success; a late failure is a timeout. A
         late ``Reject``, ``Retry``, ``InfrastructureError`` or ``MessageInProgressError`` is raised unchanged.
         """
-        call = asyncio.ensure_future(called)
+        called = asyncio.ensure_future(call())
         try:
-            done, _ = await asyncio.wait({call}, timeout=timeout_s)
+            done, _ = await asyncio.wait({called}, timeout=timeout_s)
         except asyncio.CancelledError:
-            call.cancel()
+            called.cancel()
             raise
         if done:
-            return await call
-        count(PROCESSOR_TIMEOUTS_TOTAL, stream, self.event, "running_on")
+            return await called
+        count(PROCESSOR_TIMEOUTS_TOTAL, first.stream, self.event, "running_on")
         logger.warning(
             "handler is over its time and runs on: a thread cannot be stopped",
             event_name=printable(self.event),
             timeout_s=timeout_s,
-            message_id=message_id,
+            message_id=first.delivery.id,
         )
         try:
-            return await call
+            return await called
         except (Reject, Retry, InfrastructureError, MessageInProgressError):
             raise
         except Exception as error:
@@ -179,9 +185,5 @@ class HandlerRunner:
         )
 
     def _in_thread(self, ctx: JobContext) -> Awaitable[object]:
-        loop = asyncio.get_running_loop()
-        run = contextvars.copy_context().run
-        context = in_thread(ctx, loop)
-        return loop.run_in_executor(
-            self._executor(), run, call_in_thread_for_result, "the handler", self._settings.function, context
-        )
+        context = in_thread(ctx, asyncio.get_running_loop())
+        return run_in_thread(self._threads(), self._settings.function, context)

@@ -24,7 +24,7 @@ class JobCanceller:
     """Decides whether a job succeeded or was cancelled, and records the outcome.
 
     Args:
-        parts: The parts that a processor shares. The emitter is for the context that opens a handler's transaction.
+        parts: The parts that a processor shares.
         runners: Handlers by event.
         cancels: Settles the message on the server.
         results: Writes results of jobs that keep them.
@@ -38,7 +38,7 @@ class JobCanceller:
         cancels: CancelWatch,
         results: ResultWriter,
     ) -> None:
-        self._keys, self._emitter, self._jobs = parts.keys, parts.emitter, parts.jobs
+        self._keys, self._jobs = parts.keys, parts.jobs
         self._runners = runners
         self._cancels = cancels
         self._results = results
@@ -54,7 +54,7 @@ class JobCanceller:
         outcome = CANCELLED
         if runner is not None:
             try:
-                if not await runner.mark_cancelled(envelope, MessageContext(message, leases), self._emitter):
+                if not await runner.mark_cancelled(envelope, MessageContext(message, leases)):
                     outcome = FINISHED
             except InfrastructureError as error:
                 return Release(error)

@@ -1,15 +1,31 @@
 """The client, names, settings and clock that all parts of one processor share."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from conquiet.processor.emitter import Emitter
 from conquiet.processor.jobs import JobRecorder
 from conquiet.processor.keys import Keys
 from conquiet.processor.pauses import Pauses
-from conquiet.processor.server_clock import ServerClock
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.redis_transport.client import AsyncClient
+
+
+class ServerClock:
+    """The clock of this host, corrected by the difference to the server's clock. Times in messages are server times."""
+
+    __slots__ = ("_ahead_ms",)
+
+    def __init__(self) -> None:
+        self._ahead_ms = 0
+
+    def now_ms(self) -> int:
+        """Return the estimated server time in milliseconds since the epoch."""
+        return int(time.time() * 1000) + self._ahead_ms
+
+    def correct(self, ahead_ms: int) -> None:
+        """Record how far the server's clock is ahead of this host's."""
+        self._ahead_ms = ahead_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +38,6 @@ class ProcessorParts:
         consumer_id: Name of the engine in it.
         keys: Keys by stream.
         settings: Settings of the processor.
-        emitter: For ``ctx.emit``.
         jobs: Records job states. None if they are not kept.
         pauses: Tracks paused streams and events.
         log_tracebacks: Log whole tracebacks of handlers.
@@ -34,7 +49,6 @@ class ProcessorParts:
     consumer_id: str
     keys: Mapping[str, Keys]
     settings: ProcessorSettings
-    emitter: Emitter
     jobs: JobRecorder | None
     pauses: Pauses
     log_tracebacks: bool = False

@@ -18,7 +18,7 @@ from conquiet.core.settlement import Settlement
 from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError, LifecycleError
 from conquiet.processor.assembly import AssembledProcessor, assemble
-from conquiet.processor.batch_handler_runner import Runners, runner_of
+from conquiet.processor.batch_handler_runner import Runners, runner_class
 from conquiet.processor.dead_letters import apply_retention
 from conquiet.processor.delayed import DelayedPromoter, Poll, PollListener
 from conquiet.processor.emitter import Emitter
@@ -86,7 +86,6 @@ class Processor(OperatorCalls, BackgroundWorker):
         self._emitter = Emitter(self._client, self._streams[0], self._settings, jobs=self._recorder)
         self._pauses = Pauses(self._client)
         self._engine: Engine | None = None
-        self._promoter: DelayedPromoter | None = None
         self._housekeeper = StreamHousekeeper(
             redis,
             self._streams,
@@ -312,8 +311,17 @@ class Processor(OperatorCalls, BackgroundWorker):
         """Build the parts. Nothing is sent."""
         for handler in self._handlers.values():
             handler.compare_pool(self._concurrency)
-        rest = (self._middlewares, self._threads, self._is_stopping, self._settings.max_attempts_limit)
-        self._runners = {event: runner_of(handler, *rest) for event, handler in self._handlers.items()}
+        self._runners = {
+            event: runner_class(handler, self._middlewares)(
+                handler,
+                self._middlewares,
+                emitter=self._emitter,
+                threads=self._threads,
+                is_stopping=self._is_stopping,
+                max_attempts_limit=self._settings.max_attempts_limit,
+            )
+            for event, handler in self._handlers.items()
+        }
         recorder = self._recorder
         parts = ProcessorParts(
             client=self._client,
@@ -321,7 +329,6 @@ class Processor(OperatorCalls, BackgroundWorker):
             consumer_id=self._consumer_id,
             keys=self._keys,
             settings=self._settings,
-            emitter=self._emitter,
             jobs=recorder,
             pauses=self._pauses,
             log_tracebacks=self._runtime.log_tracebacks,
@@ -338,7 +345,7 @@ class Processor(OperatorCalls, BackgroundWorker):
         )
         for subscription in self._callbacks:
             engine.on(*subscription)
-        self._promoter = DelayedPromoter(
+        promoter = DelayedPromoter(
             self._client,
             list(self._keys.values()),
             limit=self._settings.chunk_size,
@@ -356,7 +363,7 @@ class Processor(OperatorCalls, BackgroundWorker):
         )
         if self._lifecycle.is_stopping:  # before there was an engine
             engine.end()
-        return engine, self._promoter
+        return engine, promoter
 
     def _maintain(self) -> None:
         """Flush metrics, retry job states and reject waiting runs on a stop. Called once per ``refresh_s``."""

@@ -29,14 +29,7 @@ from conquiet.metrics.registry import (
 )
 from conquiet.metrics.safety import count
 from conquiet.processor.dead_letter_record import DeadRecord, describe, encode_record
-from conquiet.processor.envelope import (
-    Envelope,
-    encode_raw,
-    next_attempt,
-    same_attempt,
-    split_raw,
-    with_key_first,
-)
+from conquiet.processor.envelope import Envelope, encode_raw, next_attempt, same_attempt, split_raw, with_key_first
 from conquiet.processor.failed_attempts import add_attempt, describe_attempt
 from conquiet.processor.foreign import fields_of
 from conquiet.processor.jobs import JobState

@@ -1,20 +1,59 @@
-"""Settle and report messages with an event that has no handler in this process. ``unknown_policy`` decides."""
+"""Settle and report messages with an event that has no handler in this process.
+
+    "ignore" ───────────────────────────────────────▶ Acknowledge
+    "leave" ────────────────────────────────────────▶ Defer(delay_ms, unknown_since_ms)
+    "dead_letter", unknown for less than the grace ─▶ Defer(delay_ms, unknown_since_ms)
+    "dead_letter", unknown for longer ──────────────▶ DeadLetter
+
+A deferred message goes to the delayed set and from there to the end of its stream, where any process of the group may
+read it. It is then a new entry: no delivery and no attempt is charged. The delay is a quarter of the time for which the
+message has been unknown: if half of the processes have the handler, most messages reach one within a second, and a
+message without any handler costs two steps per ``LONGEST_MS``.
+"""
 
 from collections.abc import Collection
 
 from conquiet.core.log import FactLogger
 from conquiet.core.seen_ids import SeenIds
-from conquiet.core.settlement import ACKNOWLEDGE, DeadLetter, Settlement
+from conquiet.core.settlement import ACKNOWLEDGE, Acknowledge, DeadLetter, Defer, Settlement
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.jobs import JobState
 from conquiet.processor.parts import ProcessorParts
-from conquiet.processor.policy import Reject
-from conquiet.processor.unknown_policy import UNKNOWN_FATES, decide_unknown
+from conquiet.processor.policy import Reason, Reject, milliseconds
+from conquiet.processor.settings import Unknown
 from conquiet.runtime.message import RuntimeMessage
 
 logger = FactLogger(__name__)
 
+SHORTEST_MS = 250
+LONGEST_MS = 30_000
 _UNKNOWN = "no handler is registered for its event"
+_FATES = {
+    Acknowledge: "acknowledged and ignored",
+    Defer: "left for a worker that has one",
+    DeadLetter: "dead-lettered",
+}
+"""Descriptions for the log."""
+
+
+def decide_unknown(
+    policy: Unknown, *, grace_s: float, since_ms: int | None, now_ms: int
+) -> Acknowledge | Defer | DeadLetter:
+    """Return the settlement of a message without a handler in this process.
+
+    Args:
+        policy: The policy of the stream.
+        grace_s: How long "dead_letter" waits for a process that has the handler.
+        since_ms: When the message was first unknown, as stored in it. None the first time.
+        now_ms: The server's clock.
+    """
+    if policy == "ignore":
+        return ACKNOWLEDGE
+    since_ms = now_ms if since_ms is None else min(since_ms, now_ms)  # any producer may have written it
+    age_ms = now_ms - since_ms
+    if policy == "dead_letter" and age_ms >= milliseconds(grace_s):
+        return DeadLetter(Reason.UNKNOWN_EVENT.value)
+    return Defer(min(max(age_ms // 4, SHORTEST_MS), LONGEST_MS), unknown_since_ms=since_ms)
 
 
 class UnknownEvents:
@@ -44,7 +83,7 @@ class UnknownEvents:
                 "no handler for event %(event_name)s of message %(message_id)s: %(fate)s. Known: %(known)s",
                 event_name=envelope.event,
                 message_id=message.id,
-                fate=UNKNOWN_FATES[type(settlement)],
+                fate=_FATES[type(settlement)],
                 known=", ".join(self._known),
                 stream=message.stream,
             )

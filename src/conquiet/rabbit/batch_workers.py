@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from conquiet.core import tracing
 from conquiet.core.batch_run import BatchRun
 from conquiet.core.batching import BatchAssembler, BatchSettings
 from conquiet.core.functions import is_coroutine_function
@@ -131,7 +132,7 @@ class BatchWorkers(PoolWorkers[_Batch]):
         elif members:
             with batch_span([delivery for delivery, _ in members]) as span:
                 outcomes = await BatchRun(members, self._call).run()
-                span.record([failure_of(outcome) for outcome in outcomes])
+                tracing.record_batch(span, [failure_of(outcome) for outcome in outcomes])
             for (delivery, _), outcome in zip(members, outcomes, strict=True):
                 self._finish(delivery, report_of(outcome))
             members[0][0].session.flush()

@@ -31,9 +31,9 @@ def record_report(span: tracing.Span, report: object) -> None:
         span.fail(RefusedBySyncer())
 
 
-def batch_span(deliveries: Sequence[Delivery]) -> tracing.BatchSpan:
+def batch_span(deliveries: Sequence[Delivery]) -> tracing.Span:
     """Return the span of a batch, linked to the sender of each delivery."""
-    return tracing.BatchSpan("rabbitmq", deliveries[0].queue, lambda: [_member(each) for each in deliveries])
+    return tracing.batch_span("rabbitmq", deliveries[0].queue, lambda: [_member(each) for each in deliveries])
 
 
 def _member(delivery: Delivery) -> tracing.BatchMember:

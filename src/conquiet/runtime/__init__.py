@@ -1,7 +1,7 @@
 """The async engine over Redis Streams: fetch, execute, settle, report. SPEC(002).
 
     Consumer            the engine with a user's handler        consumer.py, executor.py
-    Engine              lifecycle: start, stop, health          engine.py, assembly.py, shutdown.py
+    Engine              lifecycle: start, stop, health          engine.py, parts.py, assembly.py, shutdown.py
     Fetcher             when to fetch                           fetcher.py, fetch_budget.py, stream_scheduler.py
     StreamReader        how to fetch                            stream_reader.py, pending_reader.py, claiming.py
     WorkerPool          how many handlers run concurrently      core/worker_pool.py
@@ -9,7 +9,7 @@
     Acknowledger        many acknowledgements in one write      acknowledger.py
     Heartbeat           extends the leases of running messages  heartbeat.py, lease_table.py, leases.py
     OutagePause         pauses while a server is unavailable    outage.py
-    OutcomeReporter     counts, logs and reports outcomes       outcomes.py, pace.py
+    OutcomeReporter     counts, logs and reports outcomes       outcomes.py, metrics.py
     EventDispatcher     calls the callbacks                     engine_events.py
 
 This package imports no database and holds no policy: retries, delays and dead letters belong to ``processor``.

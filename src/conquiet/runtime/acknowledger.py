@@ -15,13 +15,14 @@ from typing import Any
 
 from conquiet.core.micro_batcher import MicroBatcher
 from conquiet.errors import QueueError
+from conquiet.metrics.outages import OutageWatch
 from conquiet.metrics.registry import QUEUE_ACK_NOOP_TOTAL, QUEUE_MESSAGES_ACK_TOTAL, RUNTIME_ACK_BATCH_SIZE
 from conquiet.metrics.safety import count, observe
 from conquiet.redis_transport.async_connection import AsyncRedisConnection, ConnectionLostError
 from conquiet.redis_transport.commands import pack
-from conquiet.redis_transport.errors import NoPermissionError, ResponseError, translate
-from conquiet.runtime.lease_table import LeaseTable
+from conquiet.redis_transport.errors import NoPermissionError, RedisError, ResponseError, translate
 from conquiet.runtime.message import AckScript, RuntimeMessage
+from conquiet.runtime.parts import EngineParts
 from conquiet.runtime.reconnect import Reconnect
 
 _PERMANENT = ("NOGROUP", "WRONGTYPE", "NOPERM")
@@ -67,29 +68,18 @@ class Acknowledger:
 
     Args:
         connection: Used while the reader's connection is blocked.
-        group: The consumer group.
-        table: Messages under lease. A message is removed once its acknowledgement is confirmed.
-        reconnect: Delays between attempts after ``connection`` breaks.
-        on_error: Called with the error of every failed flush.
+        parts: The parts that all parts of the engine share. A message is removed from the table once its
+            acknowledgement is confirmed.
 
     Attributes:
         failed: Future that gets the last error when reconnecting is given up. Cancelled if the connection is aborted.
     """
 
-    def __init__(
-        self,
-        connection: AsyncRedisConnection,
-        *,
-        group: str,
-        table: LeaseTable,
-        reconnect: Reconnect,
-        on_error: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, connection: AsyncRedisConnection, parts: EngineParts) -> None:
         self._connection = connection
-        self._group = group
-        self._table = table
-        self._reconnect = reconnect
-        self._on_error = on_error
+        self._group, self._table, self._on_error = parts.group, parts.table, parts.on_error
+        outage = OutageWatch("Redis", "nothing is read or acknowledged")
+        self._reconnect = Reconnect(parts.settings, connection.name, outage)
         self._due: MicroBatcher[RuntimeMessage] = MicroBatcher(self._flush_batch, name="conquiet-acks")
         self.add = self._due.add
         """Acknowledge a message in one batch with all others of this event loop iteration."""
@@ -114,28 +104,6 @@ class Acknowledger:
     def reconnects(self) -> int:
         """Reconnect attempts so far."""
         return self._reconnect.total
-
-    @property
-    def is_open(self) -> bool:
-        """True while the connection is established."""
-        return self._connection.is_open
-
-    @property
-    def peer(self) -> Any:
-        """The server of the connection."""
-        return self._connection.peer
-
-    async def open(self) -> None:
-        """Establish the connection.
-
-        Raises:
-            ConnectionLostError: It could not be established.
-        """
-        await self._connection.open()
-
-    def abort(self) -> None:
-        """Abort every current and future wait for the server."""
-        self._connection.abort()
 
     def start(self) -> "asyncio.Future[QueueError]":
         """Bind to the running event loop. Return ``failed``, which completes when reconnecting is given up."""
@@ -165,9 +133,9 @@ class Acknowledger:
             try:
                 replies = await self.execute(batch.commands)
             except ConnectionLostError as lost:
-                raise translate(lost.reason, stream=message.stream, group=self._group, command="XACK") from lost
+                raise self._translated(lost.reason, message.stream) from lost
             if isinstance(replies[0], ResponseError):
-                raise translate(replies[0], stream=message.stream, group=self._group, command="XACK") from replies[0]
+                raise self._translated(replies[0], message.stream) from replies[0]
             message.mark_acknowledged()
         self._settle(batch, replies)
 
@@ -234,7 +202,7 @@ class Acknowledger:
         later: list[RuntimeMessage] = []
         for (stream, messages), reply in zip(batch.parts, replies, strict=True):
             if isinstance(reply, ResponseError):
-                self._on_error(translate(reply, stream=stream, group=self._group, command="XACK"))
+                self._on_error(self._translated(reply, stream))
                 if not isinstance(reply, NoPermissionError) and not str(reply).startswith(_PERMANENT):
                     later += messages  # too few replicas, a full disk: resend, because the work is done
                     continue
@@ -253,8 +221,7 @@ class Acknowledger:
             replies = await self.execute(batch.commands)
         except ConnectionLostError as lost:
             self.requeue(batch)
-            error = translate(lost.reason, stream=messages[0].stream, group=self._group, command="XACK")
-            await self._wait_before_retry(error, self._on_error)
+            await self._wait_before_retry(self._translated(lost.reason, messages[0].stream), self._on_error)
             return
         except BaseException:
             self.requeue(batch)
@@ -264,9 +231,10 @@ class Acknowledger:
         if refused is None or not self._due:
             self._reconnect.succeeded()
         else:
-            await self._wait_before_retry(
-                translate(refused, stream=messages[0].stream, group=self._group, command="XACK")
-            )
+            await self._wait_before_retry(self._translated(refused, messages[0].stream))
+
+    def _translated(self, cause: RedisError | OSError, stream: str) -> QueueError:
+        return translate(cause, stream=stream, group=self._group, command="XACK")
 
     async def _wait_before_retry(
         self, error: QueueError, report: Callable[[BaseException], None] = lambda _: None

@@ -64,76 +64,13 @@ class Batching(Protocol):
         ...
 
 
-class MessagePool(Protocol):
-    """The pool interface of fetchers and shutdown. All numbers count messages. ``WorkerPool`` implements it."""
-
-    @property
-    def active(self) -> int:
-        """Messages being handled."""
-        ...
-
-    @property
-    def waiting(self) -> int:
-        """Messages waiting for a worker."""
-        ...
-
-    @property
-    def in_flight(self) -> int:
-        """Messages being handled, waiting for a worker, or gathered for a batch."""
-        ...
-
-    @property
-    def running(self) -> list[RuntimeMessage]:
-        """Messages being handled."""
-        ...
-
-    def start(self) -> None:
-        """Create the workers."""
-        ...
-
-    def put(self, items: list[RuntimeMessage]) -> None:
-        """Add messages."""
-        ...
-
-    def put_alone(self, items: list[RuntimeMessage]) -> None:
-        """Add messages that run one at a time, with no other handler running."""
-        ...
-
-    def notify_below(self, waiting: int) -> None:
-        """Call ``on_free`` when the queue shrinks to this length."""
-        ...
-
-    def pause(self) -> None:
-        """Stop starting messages."""
-        ...
-
-    def drain_queue(self) -> list[RuntimeMessage]:
-        """Remove and return the messages that no handler has started."""
-        ...
-
-    async def wait_idle(self) -> None:
-        """Return when no handler is running and none will start."""
-        ...
-
-    def owns_current_task(self) -> bool:
-        """Return whether the caller runs inside a handler of this pool."""
-        ...
-
-    def cancel_running(self) -> list[RuntimeMessage]:
-        """Cancel the running handlers and return their messages."""
-        ...
-
-    async def close(self, *, timeout_s: float = 5.0) -> int:
-        """Cancel the workers. Return how many did not end in time."""
-        ...
-
-
 class BatchPool:
     """A worker pool of messages and batches. It counts messages.
 
     Args:
         limit: Maximum number of items handled concurrently.
-        work: Handles an item.
+        run: Handles a single message.
+        run_batch: Handles a batch.
         batching: Decides which messages are batched.
         cap: Deliveries after which a message is not executed. None means no limit.
         on_free: Called when a worker is free.
@@ -142,7 +79,8 @@ class BatchPool:
     def __init__(
         self,
         limit: int,
-        work: Callable[[Item], Awaitable[None]],
+        run: Callable[[RuntimeMessage], Awaitable[None] | None],
+        run_batch: Callable[[Batch], Awaitable[None]],
         *,
         batching: Batching,
         cap: int | None,
@@ -153,7 +91,7 @@ class BatchPool:
         self._cap = cap
         self._on_free = on_free
         self._is_paused = False
-        self._work = work
+        self._run, self._run_batch = run, run_batch
         self._pool: WorkerPool[Item] = WorkerPool(limit, self._handle, on_free=self._freed)
         self._assembler: BatchAssembler[RuntimeMessage] = BatchAssembler(self._deliver, self._has_free_worker)
         self.start = self._pool.start
@@ -163,26 +101,26 @@ class BatchPool:
 
     @property
     def active(self) -> int:
-        """See ``MessagePool``."""
+        """See ``WorkerPool``."""
         return _count(self._pool.running)
 
     @property
     def waiting(self) -> int:
-        """See ``MessagePool``."""
+        """See ``WorkerPool``."""
         return _count(self._pool.queued)
 
     @property
     def in_flight(self) -> int:
-        """See ``MessagePool``."""
+        """See ``WorkerPool``."""
         return self.active + self.waiting + len(self._assembler)
 
     @property
     def running(self) -> list[RuntimeMessage]:
-        """See ``MessagePool``."""
+        """See ``WorkerPool``."""
         return _messages(self._pool.running)
 
     def put(self, items: list[RuntimeMessage]) -> None:
-        """See ``MessagePool``. Messages with a batch handler are gathered into batches."""
+        """See ``WorkerPool``. Messages with a batch handler are gathered into batches."""
         alone: list[Item] = []
         together: dict[tuple[str, int], tuple[float, list[RuntimeMessage]]] = {}
         find, runs_by_itself = self._batching.find, self._runs_by_itself
@@ -204,24 +142,24 @@ class BatchPool:
         self._pool.put(alone)
 
     def put_alone(self, items: list[RuntimeMessage]) -> None:
-        """See ``MessagePool``."""
+        """See ``WorkerPool``."""
         self._pool.put_alone(list(items))
 
     def notify_below(self, waiting: int) -> None:  # noqa: ARG002 - counts messages, but the pool counts items
-        """See ``MessagePool``."""
+        """See ``WorkerPool``."""
         self._pool.notify_below(0)
 
     def pause(self) -> None:
-        """See ``MessagePool``."""
+        """See ``WorkerPool``."""
         self._is_paused = True
         self._pool.pause()
 
     def drain_queue(self) -> list[RuntimeMessage]:
-        """See ``MessagePool``."""
+        """See ``WorkerPool``."""
         return self._assembler.take() + _messages(self._pool.drain_queue())
 
     def cancel_running(self) -> list[RuntimeMessage]:
-        """See ``MessagePool``."""
+        """See ``WorkerPool``."""
         return _messages(self._pool.cancel_running())
 
     def _runs_by_itself(self, message: RuntimeMessage) -> bool:
@@ -229,11 +167,11 @@ class BatchPool:
             return True
         return self._cap is not None and message.delivery_count > self._cap
 
-    def _handle(self, item: Item) -> Awaitable[None]:
-        return self._run_batch(item) if type(item) is Batch else self._work(item)
+    def _handle(self, item: Item) -> Awaitable[None] | None:
+        return self._handle_batch(item) if isinstance(item, Batch) else self._run(item)
 
-    async def _run_batch(self, batch: Batch) -> None:
-        await self._work(batch)
+    async def _handle_batch(self, batch: Batch) -> None:
+        await self._run_batch(batch)
         self._assembler.ended((batch.key, batch.size), batch.due_at)
 
     def _deliver(self, key: Hashable, messages: list[RuntimeMessage], due_at: float | None) -> None:
@@ -246,6 +184,10 @@ class BatchPool:
     def _freed(self) -> None:
         self._assembler.deliver_due()
         self._on_free()
+
+
+MessagePool = WorkerPool[RuntimeMessage] | BatchPool
+"""The pool of an engine. All numbers count messages."""
 
 
 def _messages(items: Sequence[Item]) -> list[RuntimeMessage]:

@@ -78,6 +78,17 @@ return 1
 """Count a delivery when its handler is called. KEYS: stream; ARGV: group, consumer, id, count. Returns 0 if another
 consumer owns the entry."""
 
+UNDO_DELIVERY_COUNT: Final = """
+for i = 4, #ARGV do
+  local row = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1, ARGV[2])
+  if #row == 1 then
+    redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[i], 'IDLE', ARGV[3], 'RETRYCOUNT', row[1][4] - 1, 'JUSTID')
+  end
+end
+return 0
+"""
+"""Decrement the delivery count of owned entries. KEYS: stream; ARGV: group, consumer, idle time to set, ids."""
+
 _REASONS: Final = {0: "", 1: NOT_ONE_FIELD, 2: WRONG_FIELD, 3: TOO_LARGE}
 
 

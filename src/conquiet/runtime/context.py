@@ -152,6 +152,15 @@ class MessageContext(msgspec.Struct, eq=False):
         )
 
 
+def lost_lease(context: MessageContext) -> LeaseLostError | None:
+    """Return an error unless this consumer certainly still owns the message."""
+    try:
+        context.check_lease()
+    except LeaseLostError as error:
+        return error
+    return None
+
+
 class SyncMessageContext(MessageContext, eq=False):
     """``MessageContext`` for a plain function, which runs in a thread. Calls block until the server has replied."""
 

@@ -21,6 +21,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Collection, Coroutine
+from functools import partial
 from typing import Any
 
 from conquiet.core.background import BackgroundWorker, stop_on
@@ -35,12 +36,13 @@ from conquiet.redis_transport.async_connection import ConnectionLostError
 from conquiet.redis_transport.client import AnyRedis
 from conquiet.redis_transport.errors import ReadOnlyError, translate
 from conquiet.redis_transport.topology import known_address, topology_of
-from conquiet.runtime.assembly import Reports, assemble
+from conquiet.runtime.assembly import assemble
 from conquiet.runtime.engine_events import Callback, EngineError, EventDispatcher
 from conquiet.runtime.executor import Executor
 from conquiet.runtime.health import EngineHealth, StopReport
 from conquiet.runtime.heartbeat import HeartbeatCallbacks
 from conquiet.runtime.message import RuntimeMessage
+from conquiet.runtime.parts import EngineParts
 from conquiet.runtime.settings import RuntimeSettings
 from conquiet.runtime.shard import Shard
 from conquiet.runtime.shutdown import Shutdown, wait_shielded
@@ -100,7 +102,7 @@ class Engine(BackgroundWorker):
         self._assemble()
 
     def _assemble(self) -> None:
-        parts = assemble(
+        parts = EngineParts(
             streams=self._streams,
             group=self._group,
             consumer_id=self._consumer_id,
@@ -108,32 +110,21 @@ class Engine(BackgroundWorker):
             settings=self._settings,
             topology=self._topology,
             executor=self._executor,
-            reports=Reports(
-                events=self._dispatcher,
-                error=self._report,
-                stop=self._stop_with,
-                health=self.health,
-                heartbeat=HeartbeatCallbacks(
-                    lost=lambda message: self._on_loop(self._leases.report_lost, message),
-                    failed=self._heartbeat_failed_in_thread,
-                    succeeded=self._lease_outage.succeeded,
-                    name_taken=lambda error: self._on_loop(self._stop_with, error),
-                ),
-            ),
+            events=self._dispatcher,
+            on_error=self._report,
+            stop=self._stop_with,
         )
+        callbacks = HeartbeatCallbacks(
+            lost=lambda message: self._on_loop(self._leases.report_lost, message),
+            failed=self._heartbeat_failed_in_thread,
+            succeeded=self._lease_outage.succeeded,
+            name_taken=lambda error: self._on_loop(self._stop_with, error),
+        )
+        assembled = assemble(parts, health=self.health, callbacks=callbacks)
         self._table, self._stats, self._pace, self._outage = parts.table, parts.stats, parts.pace, parts.outage
-        self._leases, self._settler, self._pool = parts.leases, parts.settler, parts.pool
-        self._shards, self._heartbeat = parts.shards, parts.heartbeat
-        self._shutdown = Shutdown(
-            self._shards,
-            pool=self._pool,
-            settler=self._settler,
-            heartbeat=self._heartbeat,
-            topology=self._topology,
-            stats=self._stats,
-            grace_s=self._settings.grace_s,
-            forced=self.forced,
-        )
+        self._leases, self._settler, self._pool = assembled.leases, assembled.settler, assembled.pool
+        self._shards, self._heartbeat = assembled.shards, assembled.heartbeat
+        self._shutdown = Shutdown(parts, assembled, self.forced)
 
     @property
     def consumer_id(self) -> str:
@@ -338,7 +329,7 @@ class Engine(BackgroundWorker):
         """Fetch for all shards until stopped. If one shard fails, the others are stopped in order."""
         for shard in self._shards:
             # Without acknowledgements everything would run again elsewhere, so the engine stops.
-            shard.acknowledger.start().add_done_callback(_stop_if_failed(shard))
+            shard.acknowledger.start().add_done_callback(partial(_stop_if_failed, shard))
         tasks = [asyncio.create_task(shard.fetcher.run(), name="conquiet-fetcher") for shard in self._shards]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         self._begin_stop()
@@ -376,9 +367,6 @@ class Engine(BackgroundWorker):
         self._on_loop(self._report, error)
 
 
-def _stop_if_failed(shard: Shard) -> Callable[["asyncio.Future[QueueError]"], None]:
-    def check(failed: "asyncio.Future[QueueError]") -> None:
-        if not failed.cancelled():
-            shard.fail(failed.result())
-
-    return check
+def _stop_if_failed(shard: Shard, failed: "asyncio.Future[QueueError]") -> None:
+    if not failed.cancelled():
+        shard.fail(failed.result())

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from conquiet.core.functions import reject_generator_function, require_arguments
+from conquiet.core.functions import is_awaited, reject_generator_function, require_arguments
 from conquiet.core.log import FactLogger
 from conquiet.core.task_cancellation import forget_cancellations, is_ending
 from conquiet.errors import ConfigurationError
@@ -96,17 +96,12 @@ class EventDispatcher:
 
     def on(self, name: str, callback: Callback) -> None:
         """Call ``callback(event)`` for every later event of this name."""
-        kind = NAMES.get(name)
-        if kind is None:
-            raise ConfigurationError(f"there is no event of that name; there are {', '.join(NAMES)}")
+        kind = _kind_of(name)
         if not callable(callback):
             raise ConfigurationError("a callback must be callable")
         reject_generator_function("callback", callback)
         require_arguments("callback", callback, "event")
-        deferred = inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(
-            getattr(callback, "__call__", None)  # noqa: B004 - an object with an async __call__
-        )
-        (self._deferred if deferred else self._plain)[kind].append(callback)
+        (self._deferred if is_awaited(callback) else self._plain)[kind].append(callback)
         self.subscribed.add(kind)
 
     def off(self, name: str, callback: Callback) -> None:
@@ -115,9 +110,7 @@ class EventDispatcher:
         Raises:
             ConfigurationError: There is no such event, or the callback is not subscribed to it.
         """
-        kind = NAMES.get(name)
-        if kind is None:
-            raise ConfigurationError(f"there is no event of that name; there are {', '.join(NAMES)}")
+        kind = _kind_of(name)
         for subscriptions in (self._plain[kind], self._deferred[kind]):
             if callback in subscriptions:
                 subscriptions.remove(callback)
@@ -224,6 +217,13 @@ class EventDispatcher:
     def _forgive(self) -> None:
         if self._task is not None:
             forget_cancellations(self._task)
+
+
+def _kind_of(name: str) -> type[EngineEvent]:
+    kind = NAMES.get(name)
+    if kind is None:
+        raise ConfigurationError(f"there is no event of that name; there are {', '.join(NAMES)}")
+    return kind
 
 
 def _the_same(waiting: Awaitable[None], _: EngineEvent) -> Awaitable[None]:

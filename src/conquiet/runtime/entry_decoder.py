@@ -4,7 +4,6 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from conquiet.core.decode_function import Decode
 from conquiet.core.entry_format import format_of
 from conquiet.core.json_codec import TOO_LARGE, CodecError, decode_payload
 from conquiet.core.redaction import printable
@@ -14,6 +13,7 @@ from conquiet.metrics.registry import QUEUE_MESSAGES_DELETED_TOTAL, QUEUE_MESSAG
 from conquiet.metrics.safety import count
 from conquiet.queue.codec import FIELD, NOT_ONE_FIELD, WRONG_FIELD
 from conquiet.runtime.message import RuntimeMessage
+from conquiet.runtime.settings import RuntimeSettings
 
 _KNOWN = 1_000
 
@@ -23,26 +23,23 @@ class EntryDecoder:
 
     Args:
         group: The consumer group, for errors.
-        max_payload_bytes: Larger entries are malformed.
+        settings: The format of entries, and their maximum size.
         on_error: Called with an error for entries that cannot be delivered.
         handles_malformed: Also deliver malformed entries, with the reason in place of data.
-        decode: Reads entries of another format. None selects the strict format.
     """
 
     def __init__(
         self,
-        *,
         group: str,
-        max_payload_bytes: int,
+        settings: RuntimeSettings,
+        *,
         on_error: Callable[[BaseException], None],
         handles_malformed: bool,
-        decode: Decode | None = None,
     ) -> None:
         self._group = group
-        self._max_payload_bytes = max_payload_bytes
+        self._max_payload_bytes, self._format = settings.max_payload_bytes, format_of(settings.decode)
         self._on_error = on_error
         self._handles_malformed = handles_malformed
-        self._format = format_of(decode)
         self._malformed: defaultdict[str, OrderedDict[str, str]] = defaultdict(OrderedDict)
         """Known malformed entries, by stream, the last thousand of each: the server does not send them again."""
         # Every claim returns malformed and deleted entries again. Each is reported once.

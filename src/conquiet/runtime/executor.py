@@ -1,20 +1,19 @@
 """Run one message and return its settlement. The engine calls an executor and never a handler.
 
 ``HandlerExecutor`` runs the functions that a user passes to ``Consumer``; as the seed requires, they return None or
-raise. The processor has a separate executor.
+raise. If the function takes batches, ``HandlerBatching`` calls it. The processor has a separate executor.
 """
 
 import asyncio
-import contextvars
-import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from conquiet.core import causation, tracing
+from conquiet.core.batch_run import BatchRun, call_batch_handler
 from conquiet.core.batching import BatchSettings
 from conquiet.core.functions import (
-    call_in_thread,
+    is_awaited,
     reject_generator_function,
     reject_unawaited,
     require_arguments,
@@ -32,19 +31,18 @@ from conquiet.core.settlement import (
     Settlement,
     settlement_name,
 )
+from conquiet.core.threads import run_in_thread
 from conquiet.core.worker_pool import Continuation, start_in_context
 from conquiet.errors import ConfigurationError, DeliveriesExhaustedError, InfrastructureError
-from conquiet.runtime.context import LeaseManager, MessageContext, SyncMessageContext
+from conquiet.runtime.batch import Batching
+from conquiet.runtime.context import LeaseManager, MessageContext, SyncMessageContext, lost_lease
 from conquiet.runtime.message import RuntimeMessage
-
-if TYPE_CHECKING:
-    from conquiet.runtime.batch import Batching
 
 MessageHandler = Callable[[RuntimeMessage, Any], Any]
 """``async def handler(message, ctx)``, or a plain function with the same parameters, which runs in a thread."""
 
 BatchHandler = Callable[[list[RuntimeMessage], list[Any]], Any]
-"""``async def handler(messages, contexts)`` or a plain function: see ``batch_executor``."""
+"""``async def handler(messages, contexts)`` or a plain function: see ``HandlerBatching``."""
 
 PendingSettlement = Settlement | Awaitable[Settlement]
 """A settlement, or an awaitable of one. A handler that never suspends costs no task switch."""
@@ -55,13 +53,17 @@ ENDS = (asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit)
 """Errors that are re-raised after a message is settled: they may be meant for the worker or the process."""
 
 
+_KEY = ""
+"""The batch key of all messages of a user's batch handler."""
+
+
 class Executor(Protocol):
     """Runs messages and returns settlements. Raises only a cancellation or an error that ends the process."""
 
     handles_malformed: bool
     """True if malformed entries are passed to ``malformed``."""
 
-    batching: "Batching | None"
+    batching: Batching | None
     """Executes batches. None if every message is executed alone."""
 
     def execute(self, message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:
@@ -103,9 +105,7 @@ def is_async(function: Callable[..., Any], name: str = "handler") -> bool:
     if not callable(function):
         raise ConfigurationError(f"{name} must be callable: async def {name}(message, ctx)")
     reject_generator_function(name, function)
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
-    )
+    return is_awaited(function)
 
 
 class HandlerExecutor:
@@ -131,19 +131,16 @@ class HandlerExecutor:
         batch: BatchSettings | None = None,
     ) -> None:
         self.batching: Batching | None = None
-        hooks = ((on_exhausted, "on_exhausted"), (on_malformed, "on_malformed"))
         if batch is None:
             run: Execute = _UserFunction(handler, "handler", threads, group, success=ACKNOWLEDGE).run
             traced = tracing.active is not None and tracing.active.traces_roots
             self.execute: Execute = _traced(run, group) if traced else run
         else:
-            from conquiet.runtime.batch_executor import HandlerBatching
-
             self.batching = batching = HandlerBatching(handler, batch, threads=threads, group=group)
             self.execute = batching.execute_one
         self._on_exhausted, self._on_malformed = (
             None if hook is None else _UserFunction(hook, name, threads, group, success=KEEP_PENDING).run
-            for hook, name in hooks
+            for hook, name in ((on_exhausted, "on_exhausted"), (on_malformed, "on_malformed"))
         )
         self.handles_malformed = on_malformed is not None
 
@@ -187,7 +184,8 @@ class _UserFunction:
         """Start the function immediately. Context variables that it sets are discarded when it ends."""
         causation.enter((message.stream, message.id))
         if not self._is_async:
-            return self._finish(self._in_thread(message, leases))
+            ctx = SyncMessageContext(message, leases, asyncio.get_running_loop())
+            return self._finish(run_in_thread(self._threads(), self._function, message, ctx))
         try:
             begun = start_in_context(self._function(message, MessageContext(message, leases)), self._settlement)
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything and must not end its worker
@@ -217,11 +215,66 @@ class _UserFunction:
             return self._settlement(None, error)
         return self._success
 
-    def _in_thread(self, message: RuntimeMessage, leases: LeaseManager) -> "asyncio.Future[None]":
+
+class HandlerBatching:
+    """Puts all messages into one kind of batch and calls one function with each batch.
+
+    Args:
+        handler: ``async def handler(messages, contexts)``, or a plain function, which runs in a thread.
+        settings: Size and waiting time of batches.
+        threads: Returns the thread pool for plain functions.
+        group: The consumer group. A handler made for another group is rejected.
+    """
+
+    def __init__(
+        self, handler: BatchHandler, settings: BatchSettings, *, threads: Callable[[], ThreadPoolExecutor], group: str
+    ) -> None:
+        self._handler = handler
+        self._threads = threads
+        self._is_async = is_async(handler)
+        require_arguments("handler", handler, "messages", "contexts")
+        require_made_for(handler, "group", group)
+        self._group = group
+        self._found = (_KEY, settings)
+        self.largest = settings.size
+
+    def find(self, message: RuntimeMessage) -> tuple[str, BatchSettings]:  # noqa: ARG002 - all messages share one key
+        """See ``Batching``."""
+        return self._found
+
+    async def execute_batch(
+        self,
+        key: str,  # noqa: ARG002 - there is only one key
+        messages: Sequence[RuntimeMessage],
+        leases: LeaseManager,
+    ) -> list[Settlement]:
+        """See ``Batching``. A message that still fails when it is alone stays pending."""
         loop = asyncio.get_running_loop()
-        ctx = SyncMessageContext(message, leases, loop)
-        run = contextvars.copy_context().run
-        return loop.run_in_executor(self._threads(), run, call_in_thread, "the handler", self._function, message, ctx)
+        contexts: list[MessageContext] = [
+            MessageContext(message, leases) if self._is_async else SyncMessageContext(message, leases, loop)
+            for message in messages
+        ]
+        # SPEC(001): an entry is the caller's JSON object only. It carries no trace context to link the span to.
+        with tracing.batch_span(
+            "redis",
+            messages[0].stream,
+            lambda: [tracing.BatchMember(message.id) for message in messages],
+            group=self._group,
+        ) as span:
+            outcomes = await BatchRun(contexts, self._call, lost=lost_lease).run()
+            tracing.record_batch(span, outcomes)
+        return [ACKNOWLEDGE if outcome is None else settlement_of(outcome) for outcome in outcomes]
+
+    async def execute_one(self, message: RuntimeMessage, leases: LeaseManager) -> Settlement:
+        """Execute a message that must not be in a batch with others."""
+        return (await self.execute_batch(_KEY, [message], leases))[0]
+
+    async def _call(self, contexts: list[MessageContext]) -> Any:
+        messages = [context.message for context in contexts]
+        causation.enter((messages[0].stream, messages[0].id) if len(messages) == 1 else None)
+        return await call_batch_handler(
+            self._handler, messages, contexts, is_async=self._is_async, threads=self._threads
+        )
 
 
 def _traced(run: Execute, group: str) -> Execute:

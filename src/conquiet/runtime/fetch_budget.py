@@ -1,9 +1,11 @@
-"""The fetch budget that all fetchers of one pool share. Pure.
+"""The fetch budget that all fetchers of one pool share. No I/O.
 
 Messages in flight plus reservations of running reads never exceed concurrency plus prefetch. Each read reserves the
 number of entries it may return. A blocking read reserves little, and from the prefetch, so that it withholds no worker
 from a fetcher that has work for it.
 """
+
+from collections.abc import Callable
 
 
 class FetchBudget:
@@ -24,6 +26,16 @@ class FetchBudget:
         self._waiting: dict[object, int] = {}
         # Ordered by arrival: the fetcher that has waited longest is served first.
         self._wanting: dict[object, None] = {}
+        self._subscribers: list[Callable[[], None]] = []
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` at every ``notify``. It runs inside the notifier, so it must only set a flag."""
+        self._subscribers.append(callback)
+
+    def notify(self) -> None:
+        """Notify the fetchers that they may fetch: a worker is free, another read has ended, or a pause has ended."""
+        for callback in self._subscribers:
+            callback()
 
     @property
     def is_oversubscribed(self) -> bool:

@@ -18,8 +18,10 @@ from conquiet.metrics.safety import count
 from conquiet.redis_transport.async_connection import AsyncRedisConnection, ConnectionLostError
 from conquiet.redis_transport.errors import translate
 from conquiet.runtime.acknowledger import Acknowledger
+from conquiet.runtime.batch import MessagePool
 from conquiet.runtime.claim_schedule import START, ClaimSchedule
 from conquiet.runtime.message import Charge, RuntimeMessage
+from conquiet.runtime.name_reservation import NameReservation
 from conquiet.runtime.parts import EngineParts
 from conquiet.runtime.reconnect import Reconnect
 from conquiet.runtime.stream_reader import StreamReader
@@ -50,7 +52,9 @@ class Fetcher:
         connection: The reader's connection.
         acknowledger: Its due acknowledgements are sent with the next read.
         reconnect: Delays between reconnect attempts.
-        parts: The parts that all fetchers of the engine share.
+        pool: Runs fetched messages.
+        name: Reserves the consumer name.
+        parts: The parts that all parts of the engine share.
     """
 
     def __init__(
@@ -61,6 +65,8 @@ class Fetcher:
         connection: AsyncRedisConnection,
         acknowledger: Acknowledger,
         reconnect: Reconnect,
+        pool: MessagePool,
+        name: NameReservation,
         parts: EngineParts,
     ) -> None:
         self._all_streams = tuple(streams)
@@ -71,16 +77,11 @@ class Fetcher:
         self._connection = connection
         self._acknowledger = acknowledger
         self._reconnect = reconnect
+        self._pool = pool
+        self._name = name
         self._settings = settings = parts.settings
-        self._pool = parts.pool
-        self._budget = parts.budget
-        self._capacity = parts.capacity
-        self._outage = parts.outage
-        self._pace = parts.pace
-        self._table = parts.table
-        self._stats = parts.stats
-        self._on_error = parts.on_error
-        self._name = parts.name
+        self._budget, self._outage, self._pace = parts.budget, parts.outage, parts.pace
+        self._table, self._stats, self._on_error = parts.table, parts.stats, parts.on_error
         self._scheduler = StreamScheduler(streams, settings.priorities)
         self._claims = ClaimSchedule(streams, min(settings.claim_idle_s / 4, _LONGEST_CLAIM_S))
         self._state = FetcherState.DISCONNECTED
@@ -97,7 +98,7 @@ class Fetcher:
         self.reads_begun = 0
         self.last_progress = time.monotonic()
         self.lag: dict[str, int | None] = dict.fromkeys(streams)
-        self._capacity.subscribe(self.wake)
+        self._budget.subscribe(self.wake)
 
     @property
     def is_blocked(self) -> bool:
@@ -198,7 +199,7 @@ class Fetcher:
     def _return_budget(self) -> None:
         """Return the reservation of a read that has ended."""
         self._budget.release(self)
-        self._capacity.notify()
+        self._budget.notify()
 
     def _capacity_now(self) -> int:
         prefetch = prefetch_now(self._pace.average_s, self._budget.concurrency, self._budget.prefetch)
@@ -316,10 +317,9 @@ class Fetcher:
 
     async def _recover_undelivered(self, capacity: int) -> None:
         """Deliver the entries of a lost reply, up to the capacity."""
-        stream = self._undelivered[0]
-        sent_at, by_claim = self._sent_at, self._claiming
+        stream, by_claim = self._undelivered[0], self._claiming
         messages, more = await self._reader.pending.recover_undelivered(
-            stream, capacity, sent_at=sent_at, by_claim=by_claim
+            stream, capacity, sent_at=self._sent_at, by_claim=by_claim
         )
         if by_claim:
             self._record_claimed(stream, len(messages))

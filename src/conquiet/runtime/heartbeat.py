@@ -25,11 +25,10 @@ from conquiet.redis_transport.client_commands import commands_sync
 from conquiet.redis_transport.errors import RedisError, translate
 from conquiet.redis_transport.replies import text
 from conquiet.redis_transport.stream_scripts import EXTEND_LEASE
-from conquiet.redis_transport.topology import Topology
-from conquiet.runtime.lease_table import LeaseTable, due, expired
+from conquiet.runtime.lease_table import due, expired
 from conquiet.runtime.message import RuntimeMessage
 from conquiet.runtime.name_reservation import RENEW_S, NameReservation
-from conquiet.runtime.settings import RuntimeSettings
+from conquiet.runtime.parts import EngineParts
 
 logger = FactLogger(__name__)
 
@@ -63,32 +62,16 @@ class Heartbeat:
     """The thread.
 
     Args:
-        servers: The servers of the streams.
-        table: Messages under lease.
-        group: The consumer group.
-        consumer_id: Name of this consumer in it.
-        settings: Interval of the extensions and maximum lease.
+        parts: The parts that all parts of the engine share: the servers, the messages under lease, the settings.
         name: The reservation of the consumer name, renewed with the leases.
         callbacks: Called in the thread.
     """
 
-    def __init__(
-        self,
-        servers: Topology,
-        table: LeaseTable,
-        *,
-        group: str,
-        consumer_id: str,
-        settings: RuntimeSettings,
-        name: NameReservation,
-        callbacks: HeartbeatCallbacks,
-    ) -> None:
+    def __init__(self, parts: EngineParts, name: NameReservation, callbacks: HeartbeatCallbacks) -> None:
         self._name = name
         self._callbacks = callbacks
-        self._servers = servers
-        self._table = table
-        self._who = (group, consumer_id)
-        self._settings = settings
+        self._servers, self._table, self._settings = parts.topology, parts.table, parts.settings
+        self._who = (parts.group, parts.consumer_id)
         self._doubtful: set[SyncClient] = set()
         self._stop = threading.Event()
         self._last_success = time.monotonic()
@@ -187,9 +170,7 @@ class Heartbeat:
         replies = commands_sync(client, extensions, action=_EXTENDING, **named, keep_errors=True)
         failure: QueueError | None = None
         for (stream, messages), kept_ids in zip(batches, replies, strict=True):
-            if isinstance(
-                kept_ids, RedisError | OSError
-            ):  # concerns this stream only: the other replies are still used
+            if isinstance(kept_ids, RedisError | OSError):  # of this stream only: the other replies are still used
                 failure = translate(kept_ids, stream=stream, group=self._who[0], command=_EXTENDING)
                 continue
             kept = {text(kept_id) for kept_id in kept_ids}

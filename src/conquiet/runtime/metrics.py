@@ -1,9 +1,10 @@
-"""Counters of an engine: collected in plain numbers per message, passed to Prometheus periodically.
+"""Counters and pace of an engine: collected in plain numbers per message, passed to Prometheus periodically.
 
 Four metric calls per message would cost more than the engine itself. Nothing is sampled or lost: the
 totals are the same, a moment later.
 """
 
+import time
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from conquiet.metrics.registry import (
 )
 from conquiet.metrics.safety import count, never_raises
 from conquiet.redis_transport.worker_reports import BUCKETS_S
+
+_WEIGHT = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +42,6 @@ class StreamCounts:
 
 class StreamStats:
     """The counters of one stream. Written on the event loop only."""
-
-    __slots__ = (
-        "_flushed_failed",
-        "_flushed_in_flight",
-        "_flushed_succeeded",
-        "_handling",
-        "_handling_counts",
-        "_in_flight",
-        "_stream",
-        "_wait",
-        "_wait_counts",
-        "claimed",
-        "failed",
-        "handling_s",
-        "read",
-        "succeeded",
-        "wait_s",
-    )
 
     def __init__(self, stream: str) -> None:
         self._stream = stream
@@ -96,6 +81,37 @@ class StreamStats:
             # Add the difference: several engines of a process may read one stream for different groups.
             self._in_flight.inc(in_flight - self._flushed_in_flight)
             self._flushed_in_flight = in_flight
+
+
+class Pace:
+    """The average handling time, which determines the prefetch.
+
+    Attributes:
+        average_s: Moving average of the handling time. It is 1,000 s until the first handler ends, so nothing is
+            prefetched before that.
+        last_end: When a handler last ended, on the monotonic clock.
+    """
+
+    __slots__ = ("average_s", "last_end")
+
+    def __init__(self) -> None:
+        self.average_s = 1_000.0
+        self.last_end = time.monotonic()
+
+    def record(self, began: float) -> float:
+        """Record that a handler ended now. Return its duration."""
+        self.last_end = now = time.monotonic()
+        duration_s = now - began
+        average_s = self.average_s
+        self.average_s = duration_s if average_s == 1_000.0 else average_s + _WEIGHT * (duration_s - average_s)  # noqa: PLR2004
+        return duration_s
+
+    def record_many(self, began: float, number: int) -> float:
+        """Record that ``number`` handlers that began together ended now. Return their duration."""
+        duration_s = self.record(began)
+        rest = (1.0 - _WEIGHT) ** (number - 1)
+        self.average_s = duration_s + rest * (self.average_s - duration_s)
+        return duration_s
 
 
 def observe_many(histogram: Any, values: list[float], totals: list[int]) -> None:

@@ -38,6 +38,8 @@ from conquiet.redis_transport.worker_reports import (
     history_base,
     workers_key,
 )
+from conquiet.runtime.health import EngineHealth
+from conquiet.runtime.parts import EngineParts
 from conquiet.runtime.reporting import WorkerReporter
 
 logger = FactLogger(__name__)
@@ -55,25 +57,25 @@ class NameReservation:
     """The liveness keys of one engine, one per stream.
 
     Args:
-        group: The consumer group.
-        consumer_id: The name.
-        reporter: Provides the worker report that is written with each renewal. None writes no report.
+        parts: The parts that all parts of the engine share. If activity is reported, a worker report is written with
+            each renewal.
         connections: By stream, a function that returns the identities of its connections, for the report.
         changed: Set when the next renewal is due immediately, because the last report is outdated.
+        health: Returns the health of the engine, for the report.
     """
 
     def __init__(
         self,
-        group: str,
-        consumer_id: str,
+        parts: EngineParts,
         *,
-        reporter: WorkerReporter | None,
         connections: Mapping[str, Connections],
         changed: threading.Event,
+        health: Callable[[], EngineHealth],
     ) -> None:
-        self._reporter = reporter
-        self._group = group
-        self._consumer_id = consumer_id
+        self._reporter: WorkerReporter | None = None
+        if parts.settings.report_activity:
+            self._reporter = WorkerReporter(parts.stats, concurrency=parts.concurrency, health=health)
+        self._group, self._consumer_id = parts.group, parts.consumer_id
         self._token = new_token()
         self.changed = changed
         self._reserved: dict[str, str] = {}

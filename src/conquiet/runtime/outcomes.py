@@ -1,16 +1,14 @@
 """Count, log and report the outcome of each message. Nothing here settles a message."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from conquiet.core.log import FactLogger
 from conquiet.errors import InfrastructureError
-from conquiet.runtime.engine_events import EngineError, EventDispatcher, Failed, Succeeded
+from conquiet.runtime.engine_events import EngineError, Failed, Succeeded
 from conquiet.runtime.executor import ENDS
 from conquiet.runtime.message import HandlerState, RuntimeMessage
-from conquiet.runtime.metrics import StreamStats
-from conquiet.runtime.pace import Pace
-from conquiet.runtime.settings import RuntimeSettings
+from conquiet.runtime.parts import EngineParts
 
 logger = FactLogger(__name__)
 
@@ -28,28 +26,22 @@ class OutcomeReporter:
     """Reports outcomes of one engine.
 
     Args:
-        dispatcher: Receives result events.
-        stats: Counts by stream.
-        pace: Receives handling times.
-        settings: Limits, for the log.
+        parts: The parts that all parts of the engine share. Events, counts and handling times go to them.
     """
 
-    def __init__(
-        self, dispatcher: EventDispatcher, *, stats: Mapping[str, StreamStats], pace: Pace, settings: RuntimeSettings
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._subscribed = dispatcher.subscribed
-        self.stats = stats
-        self._record_pace = pace.record
-        self._record_pace_of_many = pace.record_many
-        self._cap = settings.max_deliveries
-        self._claim_idle_s = settings.claim_idle_s
-        self._log_tracebacks = settings.log_tracebacks
+    def __init__(self, parts: EngineParts) -> None:
+        self._dispatcher, self._subscribed = parts.events, parts.events.subscribed
+        self._stats = parts.stats
+        self._record_pace = parts.pace.record
+        self._record_pace_of_many = parts.pace.record_many
+        self._cap = parts.settings.max_deliveries
+        self._claim_idle_s = parts.settings.claim_idle_s
+        self._log_tracebacks = parts.settings.log_tracebacks
 
     def succeeded(self, message: RuntimeMessage, began: float) -> None:
         """Count and report a success."""
         duration_s = self._record_pace(began)
-        stats = self.stats[message.stream]
+        stats = self._stats[message.stream]
         stats.succeeded += 1
         stats.handling_s.append(duration_s)
         message.progress = _SUCCEEDED
@@ -61,7 +53,7 @@ class OutcomeReporter:
         duration_s = self._record_pace_of_many(began, len(messages))
         is_wanted = Succeeded in self._subscribed
         for message in messages:
-            stats = self.stats[message.stream]
+            stats = self._stats[message.stream]
             stats.succeeded += 1
             stats.handling_s.append(duration_s)
             message.progress = _SUCCEEDED
@@ -71,7 +63,7 @@ class OutcomeReporter:
     def failed(self, message: RuntimeMessage, error: BaseException, began: float, *, is_logged: bool = False) -> None:
         """Count and report a failure."""
         duration_s = self._record_pace(began)
-        stats = self.stats[message.stream]
+        stats = self._stats[message.stream]
         stats.failed += 1
         stats.handling_s.append(duration_s)
         message.progress = _FAILED

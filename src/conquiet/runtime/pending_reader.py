@@ -11,11 +11,10 @@ from conquiet.redis_transport.errors import ResponseError, translate
 from conquiet.redis_transport.ids import next_id, parse_id
 from conquiet.redis_transport.replies import pending_rows
 from conquiet.runtime.claim_schedule import START
-from conquiet.runtime.claiming import OWN, Taken, TakenOver, take_over, taken_over
+from conquiet.runtime.claiming import OWN, UNDO_DELIVERY_COUNT, Taken, TakenOver, take_over, taken_over
 from conquiet.runtime.entry_decoder import EntryDecoder
 from conquiet.runtime.lease_table import LeaseTable
 from conquiet.runtime.message import Charge, RuntimeMessage
-from conquiet.runtime.release import UNDO_DELIVERY_COUNT
 from conquiet.runtime.settings import RuntimeSettings
 
 _PAGE = 100

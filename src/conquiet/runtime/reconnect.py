@@ -1,10 +1,10 @@
 """Decide when to reconnect: bounded, jittered, counted. The caller waits."""
 
-from conquiet.core.backoff import Backoff
 from conquiet.metrics.outages import OutageWatch
 from conquiet.metrics.registry import RUNTIME_RECONNECTS_TOTAL
 from conquiet.metrics.safety import count
 from conquiet.redis_transport.errors import is_redirect
+from conquiet.runtime.settings import RuntimeSettings
 
 _REDIRECTS = 10
 """Number of consecutive redirects that are considered a slot migration, not an outage."""
@@ -14,16 +14,14 @@ class Reconnect:
     """Counts consecutive failures of a connection and returns the delay before the next attempt.
 
     Args:
-        backoff: Delay before each attempt.
-        attempts: Maximum consecutive failures.
+        settings: Delay before each attempt, and maximum consecutive failures.
         name: Name of the connection, for the metric.
         outage: Logs that the server is unavailable, and that it is available again.
     """
 
-    def __init__(self, backoff: Backoff, attempts: int, name: str, outage: OutageWatch) -> None:
+    def __init__(self, settings: RuntimeSettings, name: str, outage: OutageWatch) -> None:
         self._outage = outage
-        self._backoff = backoff
-        self._attempts = attempts
+        self._backoff, self._attempts = settings.reconnect, settings.max_reconnects
         self._name = name
         self.failures = 0
         self.total = 0

@@ -8,26 +8,18 @@ import time
 from collections.abc import Awaitable, Callable
 
 from conquiet.core.seen_ids import SeenIds
-from conquiet.core.settlement import (
-    ACKNOWLEDGE,
-    DeadLetter,
-    KeepPending,
-    Release,
-    RetryLater,
-    Settlement,
-)
+from conquiet.core.settlement import ACKNOWLEDGE, DeadLetter, KeepPending, Release, RetryLater, Settlement
 from conquiet.errors import DeliveriesExhaustedError
 from conquiet.metrics.registry import RUNTIME_EXHAUSTED_TOTAL
 from conquiet.metrics.safety import count
 from conquiet.runtime.context import LeaseManager
-from conquiet.runtime.engine_events import EngineError, EventDispatcher, Started
-from conquiet.runtime.executor import ENDS, Executor, PendingSettlement
+from conquiet.runtime.engine_events import EngineError, Started
+from conquiet.runtime.executor import ENDS, PendingSettlement
 from conquiet.runtime.lease_table import lease_lost
 from conquiet.runtime.leases import Leases
 from conquiet.runtime.message import Charge, HandlerState, Ownership, RuntimeMessage
-from conquiet.runtime.outage import OutagePause
 from conquiet.runtime.outcomes import OutcomeReporter
-from conquiet.runtime.settings import RuntimeSettings
+from conquiet.runtime.parts import EngineParts
 from conquiet.runtime.settler import Settler
 
 # Bound once: in Python 3.11 every access to a member of an enum class costs as much as a function call.
@@ -39,38 +31,22 @@ class Runner:
     """Handles one message of the worker pool.
 
     Args:
-        executor: Runs the message and returns its settlement.
+        parts: The parts that all parts of the engine share. While the outage is paused, unstarted messages are
+            released.
         settler: Carries out the settlement.
         leases: Lease operations, for contexts, to check an old lease and to charge a delivery.
-        dispatcher: Receives ``started`` and ``error`` events.
-        outcomes: Counts and reports how messages ended.
-        settings: Limits.
-        outage: Receives results. While it is paused, unstarted messages are released.
     """
 
-    def __init__(
-        self,
-        executor: Executor,
-        *,
-        settler: Settler,
-        leases: Leases,
-        dispatcher: EventDispatcher,
-        outcomes: OutcomeReporter,
-        settings: RuntimeSettings,
-        outage: OutagePause,
-    ) -> None:
-        self._executor = executor
-        self._execute = executor.execute
-        self._acknowledge = settler.acknowledge
+    def __init__(self, parts: EngineParts, settler: Settler, leases: Leases) -> None:
+        self._executor, self._execute = parts.executor, parts.executor.execute
         self._settler = settler
-        self._leases = leases
-        self._dispatcher = dispatcher
-        self._subscribed = dispatcher.subscribed
-        self._stats = outcomes.stats
-        self._outcomes = outcomes
-        self._cap = settings.max_deliveries
-        self._claim_idle_s = settings.claim_idle_s
-        self._outage = outage
+        self._leases, self._acknowledge = leases, leases.acknowledge_soon
+        self._dispatcher, self._subscribed = parts.events, parts.events.subscribed
+        self._stats = parts.stats
+        self._outcomes = OutcomeReporter(parts)
+        self._cap = parts.settings.max_deliveries
+        self._claim_idle_s = parts.settings.claim_idle_s
+        self._outage = parts.outage
         self._reported = SeenIds()
 
     def __call__(self, message: RuntimeMessage, *, is_admitted: bool = False) -> Awaitable[None] | None:
@@ -90,6 +66,7 @@ class Runner:
         ):
             return self._run_if_admitted(message, began)
         if is_new:
+            # ``ids.milliseconds_of``, without the call.
             waited_s = time.time() - int(message.id.partition("-")[0]) / 1000
             # Clocks of hosts differ, so it may be negative. Calling max() would double the cost of this statement.
             self._stats[message.stream].wait_s.append(waited_s if waited_s > 0.0 else 0.0)  # noqa: FURB136

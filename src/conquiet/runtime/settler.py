@@ -4,7 +4,6 @@ Only a handler can end the delivery of its message in another way, before it ret
 ``ctx.mark_acknowledged()`` after a script of the application has acknowledged the entry.
 """
 
-from collections.abc import Callable
 from typing import assert_never
 
 from conquiet.core.settlement import (
@@ -19,41 +18,24 @@ from conquiet.core.settlement import (
     Stop,
 )
 from conquiet.errors import InfrastructureError
-from conquiet.runtime.executor import Executor
-from conquiet.runtime.lease_table import LeaseTable
 from conquiet.runtime.leases import Leases
 from conquiet.runtime.message import Ownership, RuntimeMessage
-from conquiet.runtime.outage import OutagePause
+from conquiet.runtime.parts import EngineParts
 
 
 class Settler:
     """Settles messages of one engine.
 
     Args:
-        executor: Stores messages that are retried, deferred or dead-lettered.
-        leases: Releases messages to the group.
-        acknowledge: Acknowledges a message soon, in a batch with others.
-        table: Messages under lease.
-        outage: Starts its pause when a message is released because of an infrastructure fault.
-        stop: Ends the engine with an error.
+        parts: The parts that all parts of the engine share. The executor stores messages that are retried, deferred or
+            dead-lettered. The outage pauses when a message is released because of an infrastructure fault.
+        leases: Acknowledges messages, and releases them to the group.
     """
 
-    def __init__(
-        self,
-        executor: Executor,
-        *,
-        leases: Leases,
-        acknowledge: Callable[[RuntimeMessage], None],
-        table: LeaseTable,
-        outage: OutagePause,
-        stop: Callable[[BaseException], None],
-    ) -> None:
-        self._executor = executor
+    def __init__(self, parts: EngineParts, leases: Leases) -> None:
+        self._executor, self._table = parts.executor, parts.table
+        self._outage, self._stop = parts.outage, parts.stop
         self._leases = leases
-        self.acknowledge = acknowledge
-        self._table = table
-        self._outage = outage
-        self._stop = stop
 
     async def settle(self, message: RuntimeMessage, settlement: Settlement) -> Settlement:
         """Carry out a settlement. Return the one carried out: ``Executor.store`` may return another one instead.
@@ -63,7 +45,7 @@ class Settler:
         """
         match settlement:
             case Acknowledge() if message.ownership is Ownership.HELD:
-                self.acknowledge(message)
+                self._leases.acknowledge_soon(message)
             case Acknowledge():
                 self._table.release(message)
             case Moved():
@@ -94,10 +76,6 @@ class Settler:
         if failure is not None:
             self._table.note_survived(message)
         self._table.release(message)
-
-    async def release(self, messages: list[RuntimeMessage]) -> int:
-        """Release messages that were not started. Return how many the servers accepted."""
-        return await self._leases.release(messages)
 
     async def _store(self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter) -> Settlement:
         instead: Settlement | None = None

@@ -7,16 +7,22 @@ See docs/decisions/0015.
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Self
 
 from conquiet.errors import QueueError
 from conquiet.metrics.outages import OutageWatch
 from conquiet.redis_transport.async_connection import AsyncRedisConnection, ConnectionLostError
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.errors import ResponseError, translate
+from conquiet.redis_transport.worker_reports import ConnectionId
 from conquiet.runtime.acknowledger import Acknowledger
+from conquiet.runtime.batch import MessagePool
 from conquiet.runtime.fetcher import Fetcher
 from conquiet.runtime.message import RuntimeMessage
+from conquiet.runtime.name_reservation import NameReservation
 from conquiet.runtime.parts import EngineParts
 from conquiet.runtime.reconnect import Reconnect
 from conquiet.runtime.stream_reader import StreamReader
@@ -39,51 +45,83 @@ return 1
 """Change nothing, and fail if the user lacks a needed right. Before Redis 7 only EVAL and XPENDING are checked."""
 
 
+@dataclass(frozen=True, slots=True)
+class ShardConnections:
+    """Connections to the server of streams that one command can read together.
+
+    Attributes:
+        streams: The streams.
+        read: For reads, which may block.
+        ack: For acknowledgements and all other commands.
+    """
+
+    streams: tuple[str, ...]
+    read: AsyncRedisConnection
+    ack: AsyncRedisConnection
+
+    @classmethod
+    def create(cls, streams: tuple[str, ...], parts: EngineParts, report_due: threading.Event) -> Self:
+        """Return unopened connections. The loss of one sets ``report_due``, if activity is reported."""
+        is_reported = parts.settings.report_activity
+        on_lost = report_due.set if is_reported else None
+        read, ack = (
+            AsyncRedisConnection(parts.topology, streams[0], name, identify=is_reported, on_lost=on_lost)
+            for name in ("read", "ack")
+        )
+        return cls(streams, read, ack)
+
+    def identities(self) -> tuple[ConnectionId | None, ConnectionId | None]:
+        """Return the identities of both connections, None for a closed one. Safe from any thread."""
+        return self.read.identity, self.ack.identity
+
+
 class Shard:
     """A reader and an acknowledger with separate connections: the reader's may be blocked.
 
     Args:
-        streams: Streams to fetch.
-        connection: The reader's connection.
+        connections: The streams to fetch, and the connections to their server.
         acknowledger: Acknowledges their messages.
-        may_move: True if the streams may move to another server, as in a cluster.
-        parts: The parts that all shards of the engine share.
+        pool: Runs their messages.
+        name: Reserves the consumer name.
+        parts: The parts that all parts of the engine share.
     """
 
     def __init__(
         self,
-        streams: tuple[str, ...],
-        *,
-        connection: AsyncRedisConnection,
+        connections: ShardConnections,
         acknowledger: Acknowledger,
-        may_move: bool,
+        *,
+        pool: MessagePool,
+        name: NameReservation,
         parts: EngineParts,
     ) -> None:
-        self.streams = streams
+        self.streams = streams = connections.streams
+        self.connection, self._ack_connection = connections.read, connections.ack
         self._group, self._consumer_id = parts.group, parts.consumer_id
-        self._name = parts.name
+        self._name = name
         self._on_error = parts.on_error
-        self._may_move = may_move
+        self._may_move = parts.topology.may_move
         self._unblocking: asyncio.Task[None] | None = None
         self.acknowledger = acknowledger
-        self.connection = connection
         outage = OutageWatch("Redis", f"nothing is read from {', '.join(streams)}")
-        self._reconnect = Reconnect(parts.settings.reconnect, parts.settings.max_reconnects, connection.name, outage)
+        self._reconnect = Reconnect(parts.settings, self.connection.name, outage)
         self._reader = StreamReader(
-            connection,
+            self.connection,
             group=parts.group,
             consumer_id=parts.consumer_id,
             settings=parts.settings,
             table=parts.table,
             on_error=parts.on_error,
-            handles_malformed=parts.handles_malformed,
+            handles_malformed=parts.executor.handles_malformed,
         )
         self.fetcher = Fetcher(
             streams,
             reader=self._reader,
-            connection=connection,
+            connection=self.connection,
             acknowledger=acknowledger,
             reconnect=self._reconnect,
+            pool=pool,
+            name=name,
             parts=parts,
         )
 
@@ -102,7 +140,7 @@ class Shard:
         while True:
             try:
                 await self.connection.open()
-                await self.acknowledger.open()
+                await self._ack_connection.open()
                 await self._reader.create_groups(self.streams)
                 await self._check_rights()
                 await self._name.reserve(self.streams, self.acknowledger.execute)
@@ -131,14 +169,14 @@ class Shard:
     def abort(self) -> None:
         """Abort every current and future wait for the server. See ``AsyncRedisConnection.abort``."""
         self.connection.abort()
-        self.acknowledger.abort()
+        self._ack_connection.abort()
 
     async def close(self) -> list[RuntimeMessage]:
         """Close the connections. Return the messages without a confirmed acknowledgement."""
         try:
             if self._unblocking is not None:
                 await asyncio.gather(self._unblocking, return_exceptions=True)
-            if self.acknowledger.is_open:
+            if self._ack_connection.is_open:
                 with contextlib.suppress(ConnectionLostError):
                     await self._name.release(self.streams, self.acknowledger.execute)
             unacknowledged = await self.acknowledger.close()
@@ -186,6 +224,6 @@ class Shard:
                 self.fetcher.is_blocked and self.fetcher.reads_begun == read and self.connection.client_id is not None
             ):
                 # Client ids are unique per server: on another server this would unblock a foreign connection.
-                if self.connection.peer == self.acknowledger.peer:
+                if self.connection.peer == self._ack_connection.peer:
                     await self.acknowledger.execute([pack("CLIENT", "UNBLOCK", self.connection.client_id)])
                 await asyncio.sleep(0.01)  # the UNBLOCK may have arrived before the read

@@ -14,18 +14,14 @@ See docs/decisions/0014.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from conquiet.core.log import FactLogger
-from conquiet.redis_transport.topology import Topology
-from conquiet.runtime.batch import MessagePool
+from conquiet.runtime.assembly import AssembledEngine
 from conquiet.runtime.health import StopReport
-from conquiet.runtime.heartbeat import Heartbeat
 from conquiet.runtime.message import HandlerState, RuntimeMessage
-from conquiet.runtime.metrics import StreamStats
-from conquiet.runtime.settler import Settler
-from conquiet.runtime.shard import Shard
+from conquiet.runtime.parts import EngineParts
 
 logger = FactLogger(__name__)
 
@@ -41,35 +37,15 @@ class Shutdown:
     """Stops the parts of one engine. Afterwards none of their tasks and threads is left.
 
     Args:
-        shards: Fetch and acknowledge.
-        pool: Runs the handlers.
-        settler: Releases unstarted messages.
-        heartbeat: Extends the leases until the handlers have ended.
-        topology: Closed at the end.
-        stats: Counts by stream.
-        grace_s: How long running handlers may continue.
+        parts: The parts that all others share. The topology is closed at the end.
+        assembled: The parts that run. The heartbeat extends the leases until the handlers have ended.
         forced: Set to end the grace period.
     """
 
-    def __init__(
-        self,
-        shards: Sequence[Shard],
-        *,
-        pool: MessagePool,
-        settler: Settler,
-        heartbeat: Heartbeat,
-        topology: Topology,
-        stats: Mapping[str, StreamStats],
-        grace_s: float,
-        forced: asyncio.Event,
-    ) -> None:
-        self._shards = shards
-        self._pool = pool
-        self._heartbeat = heartbeat
-        self._settler = settler
-        self._topology = topology
-        self._stats = stats
-        self._grace_s = grace_s
+    def __init__(self, parts: EngineParts, assembled: AssembledEngine, forced: asyncio.Event) -> None:
+        self._shards, self._pool, self._heartbeat = assembled.shards, assembled.pool, assembled.heartbeat
+        self._leases = assembled.leases
+        self._topology, self._stats, self._grace_s = parts.topology, parts.stats, parts.settings.grace_s
         self._forced = forced
         self._aborted = asyncio.Event()
 
@@ -92,7 +68,7 @@ class Shutdown:
         """Run all steps. The caller has stopped the fetchers."""
         self._pool.pause()
         unstarted = self._pool.drain_queue()
-        released = await self._settler.release(unstarted)
+        released = await self._leases.release(unstarted)
         await _either(self._pool.wait_idle(), self._forced, timeout_s=self._grace_s)
         cancelled = self._pool.cancel_running()
         if cancelled:
@@ -124,7 +100,7 @@ class Shutdown:
 
     async def _flush_and_close(self) -> list[RuntimeMessage]:
         """Send the last acknowledgements and close the connections. Return the unconfirmed messages."""
-        await _either(_all_of([shard.acknowledger.flush() for shard in self._shards]), self._aborted, timeout_s=_ACKS_S)
+        await _either(self._leases.flush(), self._aborted, timeout_s=_ACKS_S)
         left = await asyncio.gather(*(shard.close() for shard in self._shards))
         return [message for messages in left for message in messages]
 
@@ -150,10 +126,6 @@ async def wait_unless_forced(waiting: Coroutine[Any, Any, None], forced: asyncio
         await asyncio.gather(task, watcher, return_exceptions=True)
     if not task.cancelled():
         task.result()
-
-
-async def _all_of(waiting: list[Coroutine[Any, Any, None]]) -> None:
-    await asyncio.gather(*waiting)
 
 
 async def wait_shielded(

@@ -56,13 +56,7 @@ class StreamReader:
         self._names: dict[bytes, str] = {}
         self._reads: dict[tuple[ReadRequest, int], bytes] = {}
         self._newest: dict[str, str] = {}
-        self._decoder = EntryDecoder(
-            group=group,
-            max_payload_bytes=settings.max_payload_bytes,
-            on_error=on_error,
-            handles_malformed=handles_malformed,
-            decode=settings.decode,
-        )
+        self._decoder = EntryDecoder(group, settings, on_error=on_error, handles_malformed=handles_malformed)
         self.pending = PendingReader(
             connection,
             group=group,

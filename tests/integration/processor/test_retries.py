@@ -12,7 +12,7 @@ from tests.redis_clients import RawAsyncRedis
 from conquiet.core.backoff import Backoff
 from conquiet.core.json_codec import encode_payload
 from conquiet.errors import QueueError
-from conquiet.processor import DeadFilter, Emitter, JobContext, Pauses, Processor, Reject, Retry, RetryPolicy
+from conquiet.processor import DeadFilter, JobContext, Pauses, Processor, Reject, Retry, RetryPolicy
 from conquiet.processor.envelope import Envelope, to_payload
 from conquiet.processor.keys import Keys
 from conquiet.processor.parts import ProcessorParts
@@ -34,7 +34,6 @@ def a_settler(client: AsyncClient, consumer_id: str, settings: ProcessorSettings
             consumer_id=consumer_id,
             keys={},
             settings=settings,
-            emitter=Emitter(client, "unused"),
             jobs=None,
             pauses=Pauses(client),
         )

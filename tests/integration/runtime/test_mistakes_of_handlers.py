@@ -258,7 +258,7 @@ async def test_nothing_is_sent_after_the_end(
 
     with pytest.raises(QueueError):
         await engine._leases.acknowledge(contexts[0].message)
-    assert not engine._shards[0].acknowledger.is_open
+    assert not engine._shards[0].acknowledger._connection.is_open
     assert len(pending()) == 1
 
 

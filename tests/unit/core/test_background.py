@@ -15,7 +15,7 @@ async def test_it_returns_when_ready_and_lets_it_run() -> None:
         await asyncio.Event().wait()
 
     running = asyncio.create_task(work())
-    await wait_ready(running, ready)
+    await wait_ready(running, ready.wait())
 
     assert not running.done()
     running.cancel()
@@ -26,13 +26,13 @@ async def test_what_ended_it_is_raised() -> None:
         raise LookupError
 
     with pytest.raises(LookupError):
-        await wait_ready(asyncio.create_task(fail()), asyncio.Event())
+        await wait_ready(asyncio.create_task(fail()), asyncio.Event().wait())
 
 
 async def test_an_end_before_it_was_ready_is_no_error() -> None:
     running = asyncio.create_task(asyncio.sleep(0))
 
-    await wait_ready(running, asyncio.Event())
+    await wait_ready(running, asyncio.Event().wait())
 
     assert running.done()  # it was waited for
 
@@ -51,7 +51,7 @@ async def test_a_cancelled_caller_takes_it_along_and_waits_for_its_end(error: Ba
             if error is not None:
                 raise error from None
 
-    caller = asyncio.create_task(wait_ready(asyncio.create_task(work()), asyncio.Event()))
+    caller = asyncio.create_task(wait_ready(asyncio.create_task(work()), asyncio.Event().wait()))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     caller.cancel()

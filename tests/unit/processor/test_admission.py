@@ -9,8 +9,8 @@ from conquiet.core.settlement import ACKNOWLEDGE, MOVED, Defer, KeepPending, Set
 from conquiet.processor.admission import Admission
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.keys import keys_of
+from conquiet.processor.parts import ServerClock
 from conquiet.processor.policy import RateLimit
-from conquiet.processor.server_clock import ServerClock
 from conquiet.processor.settler import Step
 from conquiet.runtime import RuntimeMessage
 

@@ -60,7 +60,6 @@ def the_parts(**settings: Any) -> ProcessorParts:
         consumer_id="me",
         keys={"s": keys_of("s")},
         settings=ProcessorSettings(**settings),
-        emitter=None,  # type: ignore[arg-type]
         jobs=None,
         pauses=NoPauses(),  # type: ignore[arg-type]
     )
@@ -88,14 +87,13 @@ def execution_of(
     function: Any, retry: RetryPolicy | None = None, settler: ProcessorSettler | None = None, **settings: Any
 ) -> Execution:
     handler = HandlerSettings(event="pay", function=function, retry=retry or RetryPolicy())
-    runners = {"pay": HandlerRunner(handler, [], lambda: None)}  # type: ignore[arg-type, return-value]
+    runners = {"pay": HandlerRunner(handler, [], emitter=None, threads=lambda: None)}  # type: ignore[arg-type, return-value]
     parts = the_parts(**settings)
-    cancels = CancelWatch(None, group="processor", consumer_id="me")  # type: ignore[arg-type]
+    cancels = CancelWatch(parts)
     results = ResultWriter(None, max_bytes=1_000)  # type: ignore[arg-type]
     canceller = JobCanceller(parts, runners, cancels=cancels, results=results)
     return Execution(
         runners=runners,
-        emitter=None,  # type: ignore[arg-type]
         decoder=EnvelopeDecoder("processor", ForeignGuard(None, None, None)),  # type: ignore[arg-type]
         admission=Admission(
             parts,

@@ -1,16 +1,15 @@
 """Acknowledgements in batches, without a server."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from conquiet.core.backoff import Backoff
-from conquiet.metrics.outages import OutageWatch
 from conquiet.runtime.acknowledger import Acknowledger
 from conquiet.runtime.lease_table import LeaseTable
 from conquiet.runtime.message import RuntimeMessage
-from conquiet.runtime.reconnect import Reconnect
+from conquiet.runtime.settings import RuntimeSettings
 
 
 def a_message(message_id: str = "1-0", stream: str = "s", **facts: Any) -> RuntimeMessage:
@@ -21,13 +20,8 @@ def a_message(message_id: str = "1-0", stream: str = "s", **facts: Any) -> Runti
 
 
 async def test_a_flush_that_is_not_waited_for_any_longer_leaves_nothing_behind() -> None:
-    acknowledger = Acknowledger(
-        cast("Any", None),
-        group="g",
-        table=LeaseTable(["s"]),
-        reconnect=Reconnect(Backoff(), 1, "ack", OutageWatch("Redis", "nothing is acknowledged")),
-        on_error=print,
-    )
+    parts = SimpleNamespace(group="g", table=LeaseTable(["s"]), settings=RuntimeSettings(), on_error=print)
+    acknowledger = Acknowledger(cast("Any", SimpleNamespace(name="ack")), cast("Any", parts))
     acknowledger.start()
     acknowledger.expect_reader()
     acknowledger.add(a_message())

@@ -40,7 +40,7 @@ def test_a_message_has_its_effect_within_the_time_of_its_batch() -> None:
         latencies.extend(loop.now - arrived[message.id] for message in item.messages)
 
     async def arrive_and_wait() -> None:
-        pool = BatchPool(1, work, batching=OneHandler(), cap=None, on_free=lambda: None)
+        pool = BatchPool(1, work, work, batching=OneHandler(), cap=None, on_free=lambda: None)
         pool.start()
         for number in range(3):
             message = RuntimeMessage("orders", f"{number}-0", {})
@@ -72,7 +72,7 @@ def test_only_a_message_past_the_delivery_cap_is_kept_out_of_batches(cap: int) -
         worked.append(item)
 
     async def arrive_and_wait() -> None:
-        pool = BatchPool(2, work, batching=OneHandler(), cap=cap, on_free=lambda: None)
+        pool = BatchPool(2, work, work, batching=OneHandler(), cap=cap, on_free=lambda: None)
         pool.start()
         counts = (1, cap, cap + 1)
         pool.put([RuntimeMessage("orders", f"{at}-0", {}, delivery_count=n) for at, n in enumerate(counts)])

@@ -29,12 +29,15 @@ def test_after_a_failed_beat_the_next_one_comes_sooner(monkeypatch: pytest.Monke
         if (failure := next(failures)) is not None:
             raise failure
 
-    heartbeat = Heartbeat(
-        cast("Any", SimpleNamespace(client=None)),
-        LeaseTable(["s"]),
+    parts = SimpleNamespace(
+        topology=SimpleNamespace(client=None),
+        table=LeaseTable(["s"]),
         group="g",
         consumer_id="c",
         settings=RuntimeSettings(claim_idle_ms=6_000),
+    )
+    heartbeat = Heartbeat(
+        cast("Any", parts),
         name=cast("Any", SimpleNamespace(renew=lambda _: None, changed=Paused())),
         callbacks=HeartbeatCallbacks(
             lost=lambda _: None, failed=errors.append, succeeded=lambda: None, name_taken=errors.append

@@ -1,6 +1,7 @@
 """Settlements, carried out in one place."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -24,15 +25,9 @@ class Stage:
         self.acknowledged: list[RuntimeMessage] = []
         self.table = LeaseTable(["s"])
         self.outage = OutagePause("g", Backoff(base_s=60.0, cap_s=60.0), on_change=lambda: None)
-        leases: Any = self
-        self.settler = Settler(
-            self,  # type: ignore[arg-type]
-            leases=leases,
-            acknowledge=self.acknowledged.append,
-            table=self.table,
-            outage=self.outage,
-            stop=self.stopped_with.append,
-        )
+        self.acknowledge_soon = self.acknowledged.append
+        parts = SimpleNamespace(executor=self, table=self.table, outage=self.outage, stop=self.stopped_with.append)
+        self.settler = Settler(cast("Any", parts), cast("Any", self))
         self.message = RuntimeMessage("s", "1-0", {}, started_at=1.0)
         self.table.add([self.message])
 

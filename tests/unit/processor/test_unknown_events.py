@@ -6,7 +6,7 @@ from conquiet.core.settlement import ACKNOWLEDGE, DeadLetter, Defer
 from conquiet.errors import ConfigurationError
 from conquiet.processor.policy import RetryPolicy, allowed_attempts
 from conquiet.processor.settings import ProcessorSettings
-from conquiet.processor.unknown_policy import LONGEST_MS, SHORTEST_MS, decide_unknown
+from conquiet.processor.unknown_events import LONGEST_MS, SHORTEST_MS, decide_unknown
 
 NOW = 1_763_000_000_000
 
