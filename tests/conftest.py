@@ -123,6 +123,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("redis-cluster"))
 
 
+def pytest_fixture_setup(fixturedef: "pytest.FixtureDef[object]", request: pytest.FixtureRequest) -> None:
+    """Refuse a test that asks for RabbitMQ outside its group: each process of xdist would start a broker for it."""
+    if fixturedef.argname in RABBIT_FIXTURES and fixturedef.scope == "function":
+        groups = [marker.args for marker in request.node.iter_markers("xdist_group")]
+        assert ("rabbitmq",) in groups, f"{request.node.nodeid}: mark it with xdist_group('rabbitmq')"
+
+
 class SpecReport:
     """Collect the proved rules and write them at the end."""
 
