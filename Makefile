@@ -8,6 +8,9 @@ SERVERS := $(CURDIR)/.servers
 REPORT := .cache/spec-report.json
 # Fetched servers (make matrix) are found through this; absent is fine.
 export CONQUIET_SERVERS_DIR ?= $(SERVERS)
+# Tests start hundreds of Python processes; each would compile the package again (0.3 s), and each process of
+# pytest all the tests (14 s).
+unexport PYTHONDONTWRITEBYTECODE
 # Tests wait more than they compute: more processes than cores pay. Each starts servers of its own.
 WORKERS ?= 4
 # Extra words for pytest, e.g. make test-fast ARGS="-k backoff -x"

@@ -14,10 +14,11 @@ import shutil
 import signal
 import socket
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import coverage
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -80,6 +81,11 @@ def closed_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
+UNMEASURED = tuple(
+    Path(__file__).parent / folder for folder in ("invariants", "simulation", "unit/repository", "unit/scripts")
+)
+"""Storms and tests of documents and scripts. Other tests measure what they run of the package, and a program that is
+measured takes almost twice its processor time."""
 RABBIT_FIXTURES = {"rabbitmq_server", "amqp_url", "private_rabbitmq"}
 CLUSTER_FIXTURES = {"redis_cluster", "private_redis_cluster"}
 SPEC = "spec"
@@ -121,6 +127,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("rabbitmq"))
         elif CLUSTER_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.xdist_group("redis-cluster"))
+
+
+def pytest_fixture_setup(fixturedef: "pytest.FixtureDef[object]", request: pytest.FixtureRequest) -> None:
+    """Refuse a test that asks for RabbitMQ outside its group: each process of xdist would start a broker for it."""
+    if fixturedef.argname in RABBIT_FIXTURES and fixturedef.scope == "function":
+        groups = [marker.args for marker in request.node.iter_markers("xdist_group")]
+        assert ("rabbitmq",) in groups, f"{request.node.nodeid}: mark it with xdist_group('rabbitmq')"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    measuring = coverage.Coverage.current()
+    if measuring is None or not any(map(item.path.is_relative_to, UNMEASURED)):
+        return (yield)
+    measuring.stop()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"):  # for the processes that it starts
+                patch.delenv(name, raising=False)
+            return (yield)
+    finally:
+        measuring.start()
 
 
 class SpecReport:

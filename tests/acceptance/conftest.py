@@ -17,7 +17,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 CONQUIET = Path(sys.executable).with_name("conquiet")
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")  # as wide as the widest fixture that starts one
 def without_coverage_in_subprocesses() -> Iterator[None]:
     """Start commands unmeasured: coverage adds 65 % to their time, and many of them are killed before they save it."""
     with pytest.MonkeyPatch.context() as patch:

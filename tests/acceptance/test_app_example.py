@@ -13,6 +13,7 @@ from pathlib import Path
 
 from redis import Redis
 from sqlalchemy import create_engine, text
+from tests.redis_clients import expire_leases
 
 from conquiet.processor import NewMessage, SyncEmitter
 from conquiet.testing import free_port, wait_until
@@ -87,6 +88,7 @@ def test_a_killed_worker_loses_no_order_and_books_none_twice(
             wait_until(lambda: len(booked()) >= 20, message=log.read_text)
             assert len(booked()) < ORDERS
             os.kill(pid, signal.SIGKILL)
+            expire_leases(redis_url, "shop", "shop")
             wait_until(lambda: len(booked()) == ORDERS, timeout_s=300, message=log.read_text)
             # A printed line has no inbox: the kill may have repeated some, so lines are not counted.
             wait_until(lambda: receipts(log) == set(orders), message=log.read_text)

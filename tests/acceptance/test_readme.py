@@ -20,6 +20,7 @@ import pika
 import pytest
 import redis
 from sqlalchemy import create_engine, text
+from tests.redis_clients import expire_leases
 
 from conquiet.processor import NewMessage, SyncEmitter
 from conquiet.rabbit import DeliveryFilter, RabbitDeadLetters
@@ -302,6 +303,7 @@ def test_the_app_as_it_stands_survives_a_kill(shop: str, redis_url: str) -> None
         running.kill()  # SIGKILL
         running.wait(HANGS_S)
     at_the_kill = accounts(shop)[7]
+    expire_leases(redis_url, "shop", "shop")
 
     run_until(
         "booked",

@@ -22,7 +22,8 @@ from conquiet.runtime import Consumer
 from conquiet.scheduler import Every, ScheduleEntry, Scheduler
 from conquiet.transactional import OutboxRelay, create_tables
 
-KINDS = ["Consumer", "Processor", "Scheduler", "RabbitConsumer", "OutboxRelay"]
+RABBIT = pytest.param("RabbitConsumer", marks=pytest.mark.xdist_group("rabbitmq"))
+KINDS = ["Consumer", "Processor", "Scheduler", RABBIT, "OutboxRelay"]
 
 
 async def handle(_message: Any, _ctx: Any) -> None: ...

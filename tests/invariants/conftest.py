@@ -22,12 +22,9 @@ collect_ignore = (
 
 
 @pytest.fixture(autouse=True, scope="module")  # as wide as the widest fixture that starts one
-def without_coverage_in_the_processes_that_are_killed() -> Iterator[None]:
-    """A process killed with -9 saves no coverage, and starting to measure takes longer than many of them live."""
+def path_of_the_workers() -> Iterator[None]:
+    """Workers import tests.invariants.recorder."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"):
-            patch.delenv(name, raising=False)
-        # Workers import tests.invariants.recorder.
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         patch.setenv("PYTHONPATH", os.pathsep.join(paths))
         yield

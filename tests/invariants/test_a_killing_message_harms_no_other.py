@@ -1,10 +1,13 @@
 """A message that kills its process, among others that do nothing wrong: none of the others is dead-lettered or stuck.
 
 The broker marks everything in the killed process's prefetch window as redelivered, and a quorum queue counts a delivery
-for all of it. The process is started again each time, as a supervisor would.
+for all of it. The process is started again each time, as a supervisor would: by a program that imports everything once
+and forks for each line that it reads.
 """
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -27,6 +30,12 @@ import asyncio, logging, os, signal, sys
 from conquiet.rabbit import run_process
 from tests.invariants import wire
 from tests.invariants.recorder import Recorder
+for _ in sys.stdin:
+    if not (child := os.fork()):
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    sys.exit()
 url, path, history, concurrency, settle, guard = sys.argv[1:]
 record = Recorder(history)
 wire.note_queue_acks(record)
@@ -59,8 +68,8 @@ class Storm:
         if quorum:
             arguments |= {"x-queue-type": "quorum", "x-delivery-limit": LIMIT}
         self.channel.queue_declare("work", durable=True, arguments=arguments)
-        self.worker: subprocess.Popen[bytes] | None = None
-        self.kills = 0
+        self.forker: subprocess.Popen[bytes] | None = None
+        self.starts = self.kills = 0
         self.options: list[str] = []
 
     def publish(self, number: int) -> None:
@@ -74,13 +83,21 @@ class Storm:
 
     def keep_running(self) -> None:
         """Start the worker again when the message has killed it."""
-        if self.worker is not None and self.worker.poll() is None:
-            return
-        if self.worker is not None:
-            assert self.worker.returncode == -9
-            self.kills += 1
-        places = [self.url, str(self.folder / "handled"), str(self.history.folder)]
-        self.worker = subprocess.Popen([sys.executable, "-c", WORKER, *places, *self.options])
+        ends = self.folder / "ends"
+        if self.forker is None:
+            places = [self.url, str(self.folder / "handled"), str(self.history.folder)]
+            command = [sys.executable, "-c", WORKER, *places, *self.options]
+            with ends.open("wb") as output:
+                self.forker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, start_new_session=True)
+        assert self.forker.poll() is None
+        assert self.forker.stdin is not None
+        found = ends.read_text().split()
+        assert set(found) <= {"-9"}
+        self.kills = len(found)
+        if self.kills == self.starts:
+            self.forker.stdin.write(b"\n")
+            self.forker.stdin.flush()
+            self.starts += 1
 
     def runs(self) -> list[int]:
         path = self.folder / "handled"
@@ -92,9 +109,7 @@ class Storm:
     def judge(self, dead: Counter[int]) -> dict[str, Any]:
         """End the worker, and return the anomalies of the history."""
         self.history.record("drained")
-        assert self.worker is not None
-        self.worker.kill()
-        self.worker.wait()
+        self._end()
         leaked = self.history.leaks()
         self.history.record("state", effects=self.runs(), dead=sorted(dead.elements()), leaked=leaked)
         found: dict[str, Any] = self.history.judge()["examples"]
@@ -106,10 +121,14 @@ class Storm:
             dead[json.loads(taken[2])["number"]] += 1
         return dead
 
+    def _end(self) -> None:
+        if self.forker is not None:
+            os.killpg(self.forker.pid, signal.SIGKILL)  # with the process that it forked last
+            self.forker.communicate()
+            self.forker = None
+
     def close(self) -> None:
-        if self.worker is not None:
-            self.worker.kill()
-            self.worker.wait()
+        self._end()
         self.connection.close()
 
 

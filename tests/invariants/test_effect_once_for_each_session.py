@@ -47,7 +47,13 @@ STALE_S = 0.5
 """The workers' claim threshold."""
 KINDS = ("DbSession", "Session", "AsyncSession")
 # Every kind on Redis and one on RabbitMQ, on both databases; every combination at full size.
-CELLS = [*(("redis", kind) for kind in KINDS), *(("rabbitmq", kind) for kind in (KINDS if TORTURE else KINDS[2:]))]
+CELLS = [
+    *(("redis", kind) for kind in KINDS),
+    *(
+        pytest.param("rabbitmq", kind, marks=pytest.mark.xdist_group("rabbitmq"))
+        for kind in (KINDS if TORTURE else KINDS[2:])
+    ),
+]
 BUGS = [
     ("second-connection", "Session", "lost"),
     ("orm-commit", "AsyncSession", "half"),

@@ -96,9 +96,13 @@ def make_cell(
         cell.close()
 
 
-CELLS = [("redis", "mysql"), ("rabbitmq", "postgresql")]
+def on_rabbit(database: str) -> Any:
+    return pytest.param("rabbitmq", database, marks=pytest.mark.xdist_group("rabbitmq"))
+
+
+CELLS = [("redis", "mysql"), on_rabbit("postgresql")]
 if TORTURE:
-    CELLS += [("redis", "postgresql"), ("rabbitmq", "mysql"), ("redis cluster", "postgresql")]
+    CELLS += [("redis", "postgresql"), on_rabbit("mysql"), ("redis cluster", "postgresql")]
 
 
 @pytest.mark.timeout(3_600 if TORTURE else 300)

@@ -50,6 +50,7 @@ _FLAVOUR_FIXTURE = "conquiet_mysql_flavour"
 _FLAVOURS_VARIABLE = "CONQUIET_TEST_DB_FLAVOURS"
 _DATABASE = "conquiet_test_"
 _SERVERS_KEY: pytest.StashKey[Any] = pytest.StashKey()
+_FLAVOURS_KEY: pytest.StashKey[list[MySQLFlavour | None]] = pytest.StashKey()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -57,7 +58,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     # Parametrised here and not on the fixture, because searching for programs takes time that a run without MySQL
     # should not spend. A project may override mysql_server with its own: then this fixture is not in its closure.
     if _FLAVOUR_FIXTURE in metafunc.fixturenames:
-        flavours = _flavours()
+        # Once per run: the search runs the found program, which takes 40 ms.
+        if (flavours := metafunc.config.stash.get(_FLAVOURS_KEY, None)) is None:
+            flavours = metafunc.config.stash[_FLAVOURS_KEY] = _flavours()
         ids = ["default" if flavour is None else flavour.value for flavour in flavours]
         metafunc.parametrize(_FLAVOUR_FIXTURE, flavours, ids=ids, indirect=True, scope="session")
 

@@ -120,7 +120,11 @@ class _Channel:
         self._connection.close()
 
 
-@pytest.fixture(params=["memory", "rabbit and sqlite", "rabbit and mariadb"])
+def on_rabbit(database: str) -> Any:
+    return pytest.param(f"rabbit and {database}", marks=pytest.mark.xdist_group("rabbitmq"))
+
+
+@pytest.fixture(params=["memory", on_rabbit("sqlite"), on_rabbit("mariadb")])
 def place(request: pytest.FixtureRequest, tmp_path: Path, key_prefix: str) -> Iterator[QueuePlace]:
     amqp_url = None if request.param == "memory" else request.getfixturevalue("amqp_url")
     redis_url = "redis://127.0.0.1:1/0" if amqp_url is None else request.getfixturevalue("redis_url")

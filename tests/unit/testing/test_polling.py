@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from conquiet.testing import wait_until, wait_until_async
+from conquiet.testing import polling, wait_until, wait_until_async
 
 
 def test_the_truthy_answer_itself_is_returned() -> None:
@@ -29,6 +29,21 @@ def test_a_message_is_only_built_when_the_wait_failed() -> None:
     wait_until(lambda: True, message=lambda: f"built {next(built)}")
 
     assert next(built) == 0
+
+
+def test_a_long_wait_polls_less_often() -> None:
+    """The polls take processor time from the work that is awaited."""
+    assert [polling._pause_s(waited_s) for waited_s in (0, 0.2, 0.5, 1, 60)] == [0.01, 0.01, 0.025, 0.05, 0.05]
+
+
+def test_a_given_interval_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("conquiet.testing.polling.time.sleep", pauses.append)
+    answers = iter([0, 0, 1])
+
+    wait_until(lambda: next(answers), interval_s=0.005)
+
+    assert pauses == [0.005, 0.005]
 
 
 async def test_the_async_variant_takes_plain_and_coroutine_predicates() -> None:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -62,6 +64,19 @@ def test_loading_the_plugin_loads_no_client_library() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"
+
+
+def test_a_run_searches_for_mysql_programs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search runs the program, and a run has hundreds of tests with a database."""
+    search, parametrized = Mock(return_value=[None]), Mock()
+    monkeypatch.setattr(pytest_plugin, "_flavours", search)
+    test: Any = Mock(fixturenames=["conquiet_mysql_flavour"], parametrize=parametrized)
+    test.config.stash = pytest.Stash()
+
+    for _ in range(3):
+        pytest_plugin.pytest_generate_tests(test)
+
+    assert (parametrized.call_count, search.call_count) == (3, 1)
 
 
 @pytest.mark.parametrize("name", sorted(fixtures_of_the_plugin()))
