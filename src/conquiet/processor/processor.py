@@ -260,8 +260,11 @@ class Processor(OperatorCalls, BackgroundWorker):
         try:
             self._starting = asyncio.create_task(promoter.start(), name="conquiet-promoter-start")
             await self._starting
-            self._housekeeper.start()
-            return await engine.start(stop_event)
+            keeping = asyncio.create_task(self._keep_house(engine), name="conquiet-housekeeping-start")
+            try:
+                return await engine.start(stop_event)
+            finally:
+                keeping.cancel()
         except (asyncio.CancelledError, LifecycleError):
             # Stopped before the engine has started. A cancellation of the caller is raised.
             task = asyncio.current_task()
@@ -271,6 +274,15 @@ class Processor(OperatorCalls, BackgroundWorker):
         finally:
             await self._finish(engine, promoter)
             self._lifecycle.finish()
+
+    async def _keep_house(self, engine: Engine) -> None:
+        """Start the housekeeping once the group exists.
+
+        A group that does not exist yet keeps no entry: those that all other groups have handled would be trimmed before
+        this group has read them.
+        """
+        await engine.consuming.wait()
+        self._housekeeper.start()
 
     def _cancel_start(self) -> None:
         if self._starting is not None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +15,7 @@ from conquiet.processor import NewMessage, Processor, ProcessorSettings
 from conquiet.queue import housekeeping
 from conquiet.redis_transport.ids import parse_id
 from conquiet.redis_transport.liveness import housekeeping_key, liveness_key, registry_key
+from conquiet.runtime.shard import Shard
 from conquiet.testing import wait_until_async
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,30 @@ async def test_traffic_trims_although_another_host_holds_the_lease_for_long(clie
             return bool(len(seen) == 100 and await client.xlen(stream) == 1)
 
         await wait_until_async(is_short)
+
+
+async def test_a_new_group_gets_what_other_groups_have_handled(
+    client: RawAsyncRedis, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Housekeeping that began before the new group exists would trim these entries."""
+    first: list[int] = []
+    async with make(client, stream, first, group="first", settings=ProcessorSettings(retention=None)) as processor:
+        await processor.emit_many(orders(range(20)))
+        await wait_until_async(lambda: len(first) == 20)
+    opening = Shard.open
+    housekeepers: list[str] = []
+
+    async def record_threads(shard: Shard) -> None:
+        housekeepers.extend(thread.name for thread in threading.enumerate() if "housekeeper" in thread.name)
+        await opening(shard)
+        housekeepers.append("the group exists")
+
+    monkeypatch.setattr(Shard, "open", record_threads)
+    second: list[int] = []
+    async with make(client, stream, second, group="second"):
+        await wait_until_async(lambda: len(second) == 20)
+
+    assert housekeepers == ["the group exists"]
 
 
 async def test_without_retention_nothing_is_removed(client: RawAsyncRedis, stream: str) -> None:
