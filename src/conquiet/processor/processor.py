@@ -260,11 +260,7 @@ class Processor(OperatorCalls, BackgroundWorker):
         try:
             self._starting = asyncio.create_task(promoter.start(), name="conquiet-promoter-start")
             await self._starting
-            keeping = asyncio.create_task(self._keep_house(engine), name="conquiet-housekeeping-start")
-            try:
-                return await engine.start(stop_event)
-            finally:
-                keeping.cancel()
+            return await engine.start(stop_event)
         except (asyncio.CancelledError, LifecycleError):
             # Stopped before the engine has started. A cancellation of the caller is raised.
             task = asyncio.current_task()
@@ -274,15 +270,6 @@ class Processor(OperatorCalls, BackgroundWorker):
         finally:
             await self._finish(engine, promoter)
             self._lifecycle.finish()
-
-    async def _keep_house(self, engine: Engine) -> None:
-        """Start the housekeeping once the group exists.
-
-        A group that does not exist yet keeps no entry: those that all other groups have handled would be trimmed before
-        this group has read them.
-        """
-        await engine.consuming.wait()
-        self._housekeeper.start()
 
     def _cancel_start(self) -> None:
         if self._starting is not None:
@@ -354,6 +341,7 @@ class Processor(OperatorCalls, BackgroundWorker):
             group=self._group,
             consumer_id=self._consumer_id,
             settings=engine_settings(self._settings, self._runtime),
+            on_open=self._housekeeper.start,
         )
         for subscription in self._callbacks:
             engine.on(*subscription)

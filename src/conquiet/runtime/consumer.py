@@ -85,11 +85,11 @@ class Consumer(Engine):
             group=group,
             consumer_id=consumer_id,
             settings=chosen,
+            on_open=self._housekeeper.start,
         )
 
     def _before_start(self) -> None:
         warn_if_pool_is_smaller(self._handler, self._concurrency)
-        self._housekeeper.start()
 
     async def _after_end(self) -> None:
         await self._housekeeper.aclose()

@@ -61,6 +61,8 @@ class Engine(BackgroundWorker):
         group: The consumer group.
         consumer_id: Name of the engine in the group. Default: derived from host name and process id.
         settings: Times and limits.
+        on_open: Called once the groups exist. Housekeeping begins here: entries that all groups have handled are
+            trimmed, and a group that does not exist yet would not keep them.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Engine(BackgroundWorker):
         group: str,
         consumer_id: str | None,
         settings: RuntimeSettings,
+        on_open: Callable[[], None],
     ) -> None:
         self._streams = streams
         self._executor = executor
@@ -82,6 +85,7 @@ class Engine(BackgroundWorker):
             require_text("consumer_id", consumer_id)
         self._consumer_id = consumer_id or stable_consumer_id()
         self._settings = settings
+        self._on_open = on_open
         self._topology = topology_of(redis, timeout_s=settings.heartbeat_timeout_s)
         self._lifecycle = AsyncLifecycle("this Consumer")
         self._dispatcher = EventDispatcher()
@@ -287,6 +291,7 @@ class Engine(BackgroundWorker):
         try:
             self._opening = asyncio.create_task(self._open(), name="conquiet-opening")
             await self._opening
+            self._on_open()
             self._pool.start()
             self._heartbeat.start()
             if self._lifecycle.is_stopping:

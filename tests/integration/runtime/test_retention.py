@@ -1,6 +1,7 @@
 """An engine removes nothing by default, and warns once while its stream only grows."""
 
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from tests.integration.runtime.conftest import Enqueue, MakeEngine, Run
 from tests.redis_clients import RawRedis
 
 from conquiet.queue import Retention, housekeeping
+from conquiet.runtime.shard import Shard
 from conquiet.testing import wait_until_async
 
 
@@ -33,6 +35,25 @@ async def test_an_engine_with_a_retention_keeps_its_stream_short(
     await running.stop()
 
     assert raw.keys("*") == [stream.encode()]  # no lease, no registered name
+
+
+async def test_housekeeping_begins_once_the_group_exists(
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, it would trim entries that all other groups have handled and this one has not read."""
+    opening = Shard.open
+    housekeepers: list[str] = []
+
+    async def record_threads(shard: Shard) -> None:
+        housekeepers.extend(thread.name for thread in threading.enumerate() if "housekeeper" in thread.name)
+        await opening(shard)
+        housekeepers.append("the group exists")
+
+    monkeypatch.setattr(Shard, "open", record_threads)
+    running = await done_engine(make_engine, run, enqueue, 3, retention=Retention(interval_s=0.05))
+    await running.stop()
+
+    assert housekeepers == ["the group exists"]
 
 
 async def test_an_engine_without_one_warns_once_of_a_growing_stream(
