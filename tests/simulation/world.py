@@ -181,6 +181,7 @@ class World:
             group=GROUP,
             consumer_id=process.name.split("/")[0] if self.kept_names else process.name,
             settings=settings,
+            on_open=lambda: None,
         )
         self._engines[process.name] = made
         try:
