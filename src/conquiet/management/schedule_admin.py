@@ -1,24 +1,29 @@
 """List, pause and resume schedule entries, and run one immediately."""
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from conquiet.core.redaction import printable
 from conquiet.errors import ConfigurationError
 from conquiet.processor import Emitter
-from conquiet.redis_transport.client import AsyncClient
-from conquiet.scheduler import Schedules
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from conquiet.redis_transport.client import AsyncClient
+    from conquiet.scheduler import Schedules
 
 T = TypeVar("T")
 
 
-async def with_schedules(client: AsyncClient, group: str, work: Callable[[Schedules], Awaitable[T]]) -> T:
+async def with_schedules(client: "AsyncClient", group: str, work: "Callable[[Schedules], Awaitable[T]]") -> T:
     """Return ``await work(schedules)`` with the entries of a group."""
+    from conquiet.scheduler import Schedules  # needs the extra "scheduler", which the dashboard does without
+
     async with Schedules(client, group=group) as schedules:
         return await work(schedules)
 
 
-async def run_schedule_now(client: AsyncClient, group: str, name: str) -> str:
+async def run_schedule_now(client: "AsyncClient", group: str, name: str) -> str:
     """Emit the event of an entry now and return the message's id. The schedule of the entry does not change.
 
     Raises:
