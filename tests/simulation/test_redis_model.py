@@ -85,7 +85,8 @@ class Tape:
             50,
             "data",
             self._rng.choice([0, 3, 20]),
-            *self._rng.choice([(), (self._id(),)]),
+            *self._rng.choice([(0,), (1, self._id())]),
+            *self._rng.choice([(), (self._id(), self._rng.choice([0, OLD]))]),
         )
 
 

@@ -7,10 +7,12 @@ delivery count:
     up to half of ``max_deliveries``     counted when claimed, runs concurrently with others
     above that (a suspect)               counted when its handler is called, runs alone
 
-Crashes caused by other entries therefore charge an entry with at most half of ``max_deliveries``. The script also
-returns only the id of an entry that is too large or known to be malformed, not its content.
+Crashes caused by other entries therefore charge an entry with at most half of ``max_deliveries``. An entry in flight
+here becomes stale if the heartbeat is late; claiming it again is not counted, because it is not started again. The
+script also returns only the id of an entry that is too large or known to be malformed, not its content.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +20,7 @@ from conquiet.core.json_codec import TOO_LARGE
 from conquiet.queue.codec import FIELD, NOT_ONE_FIELD, WRONG_FIELD
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.replies import text
+from conquiet.runtime.message import RuntimeMessage
 from conquiet.runtime.settings import RuntimeSettings
 
 OWN: Final = -1
@@ -27,8 +30,10 @@ TAKE_OVER: Final = """
 local group, consumer, idle, cursor = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local suspect_from, most = tonumber(ARGV[6]), tonumber(ARGV[7])
 local cap = tonumber(ARGV[9])
-local known = {}
-for i = 10, #ARGV do known[ARGV[i]] = true end
+local known, in_flight = {}, {}
+local first = 11 + tonumber(ARGV[10])
+for i = 11, first - 1 do known[ARGV[i]] = true end
+for i = first, #ARGV, 2 do in_flight[ARGV[i]] = ARGV[i + 1] end
 local ids, deleted, next_cursor = {}, {}, '0-0'
 if idle < 0 then
   local rows = redis.call('XPENDING', KEYS[1], group, cursor, '+', ARGV[5], consumer)
@@ -42,7 +47,9 @@ local taken = {}
 for _, id in ipairs(ids) do
   local row = redis.call('XPENDING', KEYS[1], group, id, id, 1, consumer)[1]
   local count = row and row[4] + 1 or 1
-  if known[id] then
+  if in_flight[id] then
+    redis.call('XCLAIM', KEYS[1], group, consumer, 0, id, 'IDLE', in_flight[id], 'RETRYCOUNT', count - 1, 'JUSTID')
+  elseif known[id] then
     redis.call('XCLAIM', KEYS[1], group, consumer, 0, id, 'RETRYCOUNT', count, 'JUSTID')
     taken[#taken + 1] = {id, 0, count, 1}
   else
@@ -63,8 +70,8 @@ end
 return {next_cursor, taken, deleted}
 """
 """KEYS: stream; ARGV: group, consumer, idle time or -1, cursor, count, highest delivery count that is counted when an
-entry is claimed (0: every one), maximum payload size in bytes, name of the payload field, the delivery cap, ids of
-known malformed entries.
+entry is claimed (0: every one), maximum payload size in bytes, name of the payload field, the delivery cap, the
+number of known malformed entries and their ids, then pairs of the id of an entry in flight and the idle time to set.
 
 Returns the next cursor, entries as (id, fields or a reason number, delivery count, whether it was counted), and the ids
 of entries that were deleted.
@@ -134,10 +141,12 @@ def take_over(
     cursor: str,
     count: int,
     known: list[str],
+    in_flight: Iterable[RuntimeMessage] = (),
 ) -> bytes:
-    """Return the packed EVAL command."""
+    """Return the packed EVAL command. An expired lease of a message in flight stays claimable."""
     limits = (suspect_from(settings.max_deliveries), settings.max_payload_bytes, FIELD, settings.max_deliveries or 0)
-    return pack("EVAL", TAKE_OVER, 1, stream, *who, idle_ms, cursor, count, *limits, *known)
+    pairs = [part for one in in_flight for part in (one.id, settings.claim_idle_ms if one.lease_lost else 0)]
+    return pack("EVAL", TAKE_OVER, 1, stream, *who, idle_ms, cursor, count, *limits, len(known), *known, *pairs)
 
 
 def taken_over(reply: Any) -> TakenOver:

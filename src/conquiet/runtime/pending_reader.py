@@ -1,7 +1,7 @@
 """Claim pending entries: stale entries, this consumer's entries from before a restart, entries of a lost reply."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from conquiet.errors import QueueError
@@ -134,13 +134,29 @@ class PendingReader:
         sent_at = time.monotonic()
         idle_ms = self._settings.claim_idle_ms
         try:
-            taken = await self._take_over(stream, idle_ms=idle_ms, cursor=cursor, count=count, command="XAUTOCLAIM")
+            taken = await self._take_over(
+                stream,
+                idle_ms=idle_ms,
+                cursor=cursor,
+                count=count,
+                command="XAUTOCLAIM",
+                in_flight=self._table.of(stream).values(),
+            )
         except _NoSuchCommandError:
             self._has_autoclaim = False
             return await self._claim_without_autoclaim(stream, cursor, count)
         return await self._claimed(stream, self._messages(stream, taken, sent_at)), taken.cursor
 
-    async def _take_over(self, stream: str, *, idle_ms: int, cursor: str, count: int, command: str) -> TakenOver:
+    async def _take_over(
+        self,
+        stream: str,
+        *,
+        idle_ms: int,
+        cursor: str,
+        count: int,
+        command: str,
+        in_flight: Iterable[RuntimeMessage] = (),
+    ) -> TakenOver:
         packed = take_over(
             stream,
             (self._group, self._consumer_id),
@@ -149,6 +165,7 @@ class PendingReader:
             cursor=cursor,
             count=count,
             known=self._decoder.known_malformed(stream),
+            in_flight=in_flight,
         )
         (reply,) = await self._connection.call([packed])
         if isinstance(reply, ResponseError):

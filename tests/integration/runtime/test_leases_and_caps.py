@@ -12,7 +12,8 @@ from tests.integration.runtime.conftest import Enqueue, MakeEngine, Pending, Run
 from tests.redis_clients import RawRedis
 
 from conquiet.runtime import MessageContext, RuntimeMessage
-from conquiet.runtime.claiming import TAKE_OVER, suspect_from, taken_over
+from conquiet.runtime.claiming import TAKE_OVER, suspect_from, take_over, taken_over
+from conquiet.runtime.message import Ownership
 from conquiet.runtime.stream_reader import StreamReader
 from conquiet.testing import wait_until_async
 from conquiet.testing.proxy import FaultProxy
@@ -68,11 +69,66 @@ def test_the_last_allowed_delivery_is_not_counted_before_it_runs(
     raw.xclaim(stream, "processor", "dead", 0, [message_id], retrycount=cap - 1, idle=HOUR_MS, justid=True)
 
     for consumer in ("killed", "next"):
-        limits = (suspect_from(cap), 1_000, "data", cap)
+        limits = (suspect_from(cap), 1_000, "data", cap, 0)
         (taken,) = taken_over(raw.eval(TAKE_OVER, 1, stream, "processor", consumer, 0, "0-0", 10, *limits)).entries
         assert (taken.deliveries, taken.charged) == (cap, False)
 
     assert [row["times_delivered"] for row in pending()] == [cap - 1]
+
+
+async def test_claiming_a_message_in_flight_again_counts_no_delivery(
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str, pending: Pending
+) -> None:
+    """The heartbeat was late. If the message kills its process now, there is no time to undo a count."""
+    engine = make_engine(idle, consumer_id="me", grace_s=0.0, claim_idle_ms=HOUR_MS)
+    enqueue(1)
+    running = run(engine)
+    await wait_until_async(lambda: len(engine._table) == 1)
+    (message,) = engine._table.snapshot()
+    (shard,) = engine._shards
+    for lost, idle_ms in ((False, 0), (True, HOUR_MS)):
+        raw.xclaim(stream, "processor", "me", 0, [message.id], idle=2 * HOUR_MS, justid=True)
+        if lost:
+            message.ownership = Ownership.LOST
+        packed = take_over(
+            stream, ("processor", "me"), engine._settings, idle_ms=HOUR_MS, cursor="0-0", count=10, known=[],
+            in_flight=[message],
+        )  # fmt: skip
+        (reply,) = await shard._ack_connection.call([packed])
+
+        assert taken_over(reply).entries == []
+        (row,) = pending()
+        assert row["times_delivered"] == 1
+        assert idle_ms <= row["time_since_delivered"] < idle_ms + HOUR_MS / 2  # a lost lease stays claimable
+    await running.stop()
+
+
+async def test_a_claim_names_the_messages_in_flight(
+    reader: StreamReader,
+    enqueue: Enqueue,
+    raw: RawRedis,
+    stream: str,
+    pending: Pending,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    enqueue(1)
+    raw.xreadgroup("processor", "me", {stream: ">"})
+    ((message,), _) = await reader.pending.read_own(stream, "0-0", 10)
+    raw.xclaim(stream, "processor", "me", 0, [message.id], idle=HOUR_MS, justid=True)
+    (before,) = pending()
+    commands: list[bytes] = []
+    call = reader.pending._connection.call
+
+    async def record(sent: list[bytes]) -> list[Any]:
+        commands.extend(sent)
+        return await call(sent)
+
+    monkeypatch.setattr(reader.pending._connection, "call", record)
+
+    assert (await reader.pending.claim(stream, "0-0", 10))[0] == []
+
+    assert len(commands) == 1  # no second command that would correct a count
+    assert pending()[0]["times_delivered"] == before["times_delivered"]
 
 
 async def test_one_beat_extends_every_message_held_however_many(
