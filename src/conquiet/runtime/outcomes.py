@@ -34,8 +34,11 @@ class OutcomeReporter:
         self._stats = parts.stats
         self._record_pace = parts.pace.record
         self._record_pace_of_many = parts.pace.record_many
-        self._cap = parts.settings.max_deliveries
-        self._claim_idle_s = parts.settings.claim_idle_s
+        self._failed_text = _FAILED_TEXT
+        self._facts: dict[str, object] = {"next_try_s": parts.settings.claim_idle_s}
+        if parts.settings.max_deliveries is not None:
+            self._failed_text = _FAILED_TEXT_OF_MOST
+            self._facts["max_deliveries"] = parts.settings.max_deliveries
         self._log_tracebacks = parts.settings.log_tracebacks
 
     def succeeded(self, message: RuntimeMessage, began: float) -> None:
@@ -82,13 +85,12 @@ class OutcomeReporter:
     def _log_failure(self, message: RuntimeMessage, error: BaseException, duration_s: float) -> None:
         logger.failure(
             logging.WARNING,
-            _FAILED_TEXT if self._cap is None else _FAILED_TEXT_OF_MOST,
+            self._failed_text,
             error,
             tracebacks=self._log_tracebacks,
             message_id=message.id,
             stream=message.stream,
             deliveries=message.delivery_count,
-            max_deliveries=self._cap,
-            next_try_s=self._claim_idle_s,
             duration_s=round(duration_s, 3),
+            **self._facts,
         )
