@@ -81,7 +81,7 @@ class BulkRuns:
         """Create a run that counts the matching dead letters, or jobs. It changes nothing before it is confirmed.
 
         Args:
-            action: What is done with each message.
+            action: Change of each message.
             stream: The stream.
             where: Filter of dead letters; or of jobs, together with ``phase`` and ``group``.
             user: Name of the user.

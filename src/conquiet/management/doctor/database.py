@@ -38,7 +38,7 @@ class DatabaseFacts:
         connections: Open connections, now or at most so far.
         wanted_connections: Connections that the caller's pools may open in total; 0 if unknown.
         layouts: Inbox and outbox, compared with what this version expects.
-        without_key: Names of those that lack a primary key.
+        without_key: Names of tables without a primary key.
         overdue: Age of the oldest unpublished row in seconds, by outbox target without a relay.
     """
 
