@@ -7,7 +7,6 @@ import io
 import re
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -31,9 +30,7 @@ class RecordedView(LiveView):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
     def show(self, snapshot: DemoSnapshot) -> None:

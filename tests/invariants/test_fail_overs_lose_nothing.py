@@ -58,7 +58,7 @@ async def watched(private_redis: Callable[..., RedisServer]) -> AsyncIterator[Wa
     master, replica = (private_redis(extra_args=("--repl-diskless-sync-delay", "0")) for _ in range(2))
     replica.call("REPLICAOF", master.host, str(master.port))
     with Sentinel(master) as sentinel:
-        wait_until(lambda: len(sentinel.call("SENTINEL", "REPLICAS", "shop") or ()) == 1)  # type: ignore[arg-type]
+        wait_until(lambda: len(sentinel.call("SENTINEL", "REPLICAS", "shop") or ()) == 1)
         yield Watched([master, replica], sentinel)
 
 
@@ -85,7 +85,7 @@ class FailOvers:
         port = self._watched.master_port
         old = next(server for server in self._watched.servers if server.port == port)
         new = next(server for server in self._watched.servers if server.port != port)
-        wait_until(lambda: b"master_link_status:up" in bytes(new.call("INFO", "replication")))  # type: ignore[arg-type]
+        wait_until(lambda: b"master_link_status:up" in bytes(new.call("INFO", "replication")))
         self.may_lose.append(before_a_kill(time.monotonic()))
         old.kill()
 
@@ -95,7 +95,7 @@ class FailOvers:
             return self._watched.master_port != port
 
         wait_until(accepted, timeout_s=120, interval_s=0.5)
-        wait_until(lambda: b"role:master" in bytes(new.call("INFO", "replication")))  # type: ignore[arg-type]
+        wait_until(lambda: b"role:master" in bytes(new.call("INFO", "replication")))
         old.restart()
         old.call("REPLICAOF", new.host, str(new.port))  # Sentinel would do so, within a minute
 

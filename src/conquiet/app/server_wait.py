@@ -29,7 +29,7 @@ _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
 _CONNECT_S: Final = 5.0
 
-_REDIS_TRANSIENT: Final = frozenset(
+REDIS_TRANSIENT: Final = frozenset(
     {"ConnectionError", "TimeoutError", "BusyLoadingError", "MaxConnectionsError", "MasterNotFoundError"}
 )
 """Names of redis-py's errors. ``AuthenticationError`` is a subclass of one of them and is not meant."""
@@ -119,7 +119,7 @@ def check_redis(client: Any) -> ServerCheck:
             await command(own, "PING")
         except QueueError as error:
             cause = error.__cause__
-            if isinstance(cause, OSError) or type(cause).__name__ in _REDIS_TRANSIENT:
+            if isinstance(cause, OSError) or type(cause).__name__ in REDIS_TRANSIENT:
                 return cause  # type: ignore[return-value]  # an Exception of redis-py
             return None  # a server that refuses is reported by the engine, with facts
         finally:

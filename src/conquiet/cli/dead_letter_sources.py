@@ -67,6 +67,7 @@ class ServerOptions:
     ] = False
 
 
+@dataclass(frozen=True, slots=True)
 class StreamSource:
     """The dead letters of a stream of the processor.
 
@@ -80,9 +81,8 @@ class StreamSource:
     cause_columns = ("event", "error", "count", "first", "last", "example")
     unreplayable = "no messages in the first place, or of a group that is not there (give --to GROUP); they stay"
 
-    def __init__(self, servers: ServerOptions, stream: str) -> None:
-        self._servers = servers
-        self._stream = stream
+    servers: ServerOptions
+    stream: str
 
     def run(self, work: Callable[[Any], Awaitable[T]]) -> T:
         """Run ``await work(dead_letters)`` with the ``DeadLetters`` of this broker."""
@@ -90,9 +90,9 @@ class StreamSource:
         async def run(client: Any) -> T:
             from conquiet.processor.partitioned_dead_letters import PartitionedDeadLetters
 
-            return await work(PartitionedDeadLetters(client, self._stream))
+            return await work(PartitionedDeadLetters(client, self.stream))
 
-        return call_redis(self._servers.redis_url, run)
+        return call_redis(self.servers.redis_url, run)
 
     def where(self, selection: Selection) -> "DeadFilter":
         """Return the filter."""
@@ -130,8 +130,8 @@ class StreamSource:
         found: DeadMessage | None = self.run(lambda dead_letters: dead_letters.show(dead_id))
         if found is None:
             raise CommandError(
-                f"stream {self._stream} has no dead letter {dead_id}",
-                fix=f"see them with: conquiet dead-letters list {self._stream}",
+                f"stream {self.stream} has no dead letter {dead_id}",
+                fix=f"see them with: conquiet dead-letters list {self.stream}",
             )
         record = found.record
         history = {
@@ -157,15 +157,16 @@ class StreamSource:
         """Return the error for a filter without matches: a mistyped filter must not look like success."""
         causes = self.causes()
         if not causes:
-            return CommandError(f"stream {self._stream} has no dead letters", fix="check the name of the stream")
+            return CommandError(f"stream {self.stream} has no dead letters", fix="check the name of the stream")
         there = [f"{one['count']} of event {one['event'] or '-'} by {one['error']}" for one in causes[:_MOST_SHOWN]]
         more = ["..."] if len(causes) > _MOST_SHOWN else []
         return CommandError(
-            f"no dead letter of {self._stream} matches; there are: {', '.join(there + more)}",
-            fix=f"see all with: conquiet dead-letters causes {self._stream}",
+            f"no dead letter of {self.stream} matches; there are: {', '.join(there + more)}",
+            fix=f"see all with: conquiet dead-letters causes {self.stream}",
         )
 
 
+@dataclass(frozen=True, slots=True)
 class QueueSource:
     """The messages of a dead-letter queue of RabbitMQ; see :class:`StreamSource`."""
 
@@ -173,15 +174,14 @@ class QueueSource:
     cause_columns = ("source", "reason", "count")
     unreplayable = "they do not name their queue and stay; give --to QUEUE"
 
-    def __init__(self, servers: ServerOptions, queue: str) -> None:
-        self._servers = servers
-        self._queue = queue
+    servers: ServerOptions
+    queue: str
 
     def run(self, work: Callable[[Any], Awaitable[T]]) -> T:
         """Run ``await work(dead_letters)``; a queue that cannot be peeked safely is reported with a fix."""
         import asyncio
 
-        servers = self._servers
+        servers = self.servers
         check_broker(servers.rabbit_url)
         from conquiet.rabbit import RabbitDeadLetters
         from conquiet.rabbit.peek_safety import PeekUnsafeError
@@ -189,7 +189,7 @@ class QueueSource:
         url = require_url(servers.rabbit_url, RABBIT)
         dead_letters = RabbitDeadLetters(
             url,
-            self._queue,
+            self.queue,
             management_url=find_api_url(servers.rabbit_api, url),
             count_a_delivery=servers.count_a_delivery,
         )
@@ -229,8 +229,8 @@ class QueueSource:
         found: DeadDelivery | None = self.run(lambda dead_letters: dead_letters.show(dead_id))
         if found is None:
             raise CommandError(
-                f"queue {self._queue} has no dead letter {dead_id}",
-                fix=f"see them with: conquiet dead-letters list {self._queue} --rabbit",
+                f"queue {self.queue} has no dead letter {dead_id}",
+                fix=f"see them with: conquiet dead-letters list {self.queue} --rabbit",
             )
         return _delivery_row(found, show_payload=show_payload), "deaths"
 
@@ -241,8 +241,8 @@ class QueueSource:
     def no_match(self) -> CommandError:
         """Return an error without peeking, which may count as a delivery."""
         return CommandError(
-            f"no dead letter of queue {self._queue} matches",
-            fix=f"see them with: conquiet dead-letters causes {self._queue} --rabbit",
+            f"no dead letter of queue {self.queue} matches",
+            fix=f"see them with: conquiet dead-letters causes {self.queue} --rabbit",
         )
 
 

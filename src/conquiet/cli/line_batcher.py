@@ -15,13 +15,6 @@ _LINGER_S: Final = 0.2
 _POLL_S: Final = 0.02
 
 
-class _End:
-    """The source is exhausted, or has failed."""
-
-    def __init__(self, error: Exception | None) -> None:
-        self.error = error
-
-
 class LineBatcher:
     """One source, read once.
 
@@ -33,15 +26,16 @@ class LineBatcher:
     def __init__(self, source: Iterator[dict[str, Any]], *, size: int) -> None:
         self._source = source
         self._size = size
-        self._ready: Queue[dict[str, Any] | _End] = Queue(_CAPACITY)
-        self._end: _End | None = None
+        self._ready: Queue[dict[str, Any] | None] = Queue(_CAPACITY)  # None is the end of the source
+        self._ended = False
+        self._error: Exception | None = None
         self._due = 0.0
         # A read cannot be interrupted: the thread blocks in it if the command ends before its source.
         Thread(target=self._read, name="conquiet-line-reader", daemon=True).start()
 
     def batches(self) -> Iterator[list[dict[str, Any]]]:
         """Yield the batches."""
-        while self._end is None:
+        while not self._ended:
             batch: list[dict[str, Any]] = []
             try:
                 while self._needs_more(batch):
@@ -56,7 +50,7 @@ class LineBatcher:
         """Yield the batches without blocking the event loop."""
         import asyncio
 
-        while self._end is None:
+        while not self._ended:
             batch: list[dict[str, Any]] = []
             while self._needs_more(batch):
                 try:
@@ -74,16 +68,15 @@ class LineBatcher:
             for payload in self._source:
                 self._ready.put(payload)
         except Exception as error:  # noqa: BLE001 - raised by the consumer of the batches
-            self._ready.put(_End(error))
-        else:
-            self._ready.put(_End(None))
+            self._error = error
+        self._ready.put(None)
 
     def _needs_more(self, batch: list[dict[str, Any]]) -> bool:
-        return self._end is None and len(batch) < self._size
+        return not self._ended and len(batch) < self._size
 
-    def _add(self, got: "dict[str, Any] | _End", batch: list[dict[str, Any]]) -> None:
-        if isinstance(got, _End):
-            self._end = got
+    def _add(self, got: dict[str, Any] | None, batch: list[dict[str, Any]]) -> None:
+        if got is None:
+            self._ended = True
             return
         if not batch:
             self._due = time.monotonic() + _LINGER_S
@@ -93,5 +86,5 @@ class LineBatcher:
         return max(0.0, self._due - time.monotonic())
 
     def _raise_source_error(self) -> None:
-        if self._end is not None and self._end.error is not None:
-            raise self._end.error
+        if self._error is not None:
+            raise self._error

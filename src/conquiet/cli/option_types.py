@@ -25,7 +25,7 @@ class AppPart(StrEnum):
 
 
 class JobPhaseName(StrEnum):
-    """The phases of jobs that can be listed; the same words as ``management.JobPhase``, which needs an extra."""
+    """The phases of jobs that can be listed; the same words as ``management.JobPhase``."""
 
     WAITING = "waiting"
     DELAYED = "delayed"
@@ -34,15 +34,6 @@ class JobPhaseName(StrEnum):
     PARKED = "parked"
     BEHIND = "behind"
     DEAD = "dead"
-
-
-class BulkActionName(StrEnum):
-    """Actions of ``conquiet jobs bulk``; the same words as ``management.BulkAction``."""
-
-    CANCEL = "cancel"
-    RUN_NOW = "run-now"
-    RESCHEDULE = "reschedule"
-    RETRY = "retry"
 
 
 def number_option(help_text: str, *names: str, least: float = 0) -> Any:

@@ -5,14 +5,14 @@ from typing import Final
 
 from markupsafe import Markup
 
-from conquiet.dashboard.formatting import clock, duration, number
+from conquiet.dashboard.formatting import clock, duration, number, rate
 from conquiet.management.history import Deploy, History, quantile
 
 _WIDTH: Final = 520
 _HEIGHT: Final = 140
 _LEFT: Final = 46
 _TOP: Final = 10
-_BOTTOM: Final = 22
+_BASE: Final = _HEIGHT - 22
 
 
 def sparkline(points: Sequence[float], *, label: str, width: int = 120, height: int = 24) -> Markup:
@@ -49,13 +49,13 @@ def throughput(history: History) -> Markup:
         title = f"{clock(point.at_s * 1000)}: {number(point.ok)} ok, {number(point.failed)} failed"
         bars += Markup(
             '<g><title>{title}</title><rect class="ok" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}"/>'
-        ).format(title=title, x=x, y=_base() - good, w=max(0.6, width - 0.8), h=good)
+        ).format(title=title, x=x, y=_BASE - good, w=max(0.6, width - 0.8), h=good)
         if bad:
             bars += Markup('<rect class="bad" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}"/>').format(
-                x=x, y=_base() - good - bad, w=max(0.6, width - 0.8), h=bad
+                x=x, y=_BASE - good - bad, w=max(0.6, width - 0.8), h=bad
             )
         bars += Markup("</g>")
-    return _frame("Attempts per second", _rate_label(top), history, bars)
+    return _frame("Attempts per second", f"{rate(top)}/s" if top else "", history, bars)
 
 
 def latency(history: History) -> Markup:
@@ -71,7 +71,7 @@ def latency(history: History) -> Markup:
                 continue
             lone = i == 0 or line[i - 1] is None
             x = _LEFT + (i + 0.5) * width
-            path += f"{'M' if lone else 'L'}{x:.1f} {_base() - _scaled(value, top):.1f}"
+            path += f"{'M' if lone else 'L'}{x:.1f} {_BASE - _scaled(value, top):.1f}"
             if lone and (i + 1 == len(line) or line[i + 1] is None):
                 path += "h2"
         drawn += Markup('<path class="p{share}" d="{path}"/>').format(share=round(share * 100), path=path)
@@ -84,10 +84,10 @@ def _frame(title: str, top: str, history: History, content: Markup) -> Markup:
         w=_WIDTH, h=_HEIGHT, title=title
     )
     parts += Markup('<path class="grid" d="M{l} {t}H{r}M{l} {m}H{r}M{l} {b}H{r}"/>').format(
-        l=_LEFT, r=_WIDTH - 4, t=_TOP, m=(_TOP + _base()) / 2, b=_base()
+        l=_LEFT, r=_WIDTH - 4, t=_TOP, m=(_TOP + _BASE) / 2, b=_BASE
     )
     parts += Markup('<text x="{x}" y="{y}" text-anchor="end">{text}</text>').format(x=_LEFT - 6, y=_TOP + 4, text=top)
-    parts += Markup('<text x="{x}" y="{y}" text-anchor="end">0</text>').format(x=_LEFT - 6, y=_base() + 4)
+    parts += Markup('<text x="{x}" y="{y}" text-anchor="end">0</text>').format(x=_LEFT - 6, y=_BASE + 4)
     parts += content
     for mark in history.deploys:
         if first <= mark.at_s < last:
@@ -103,18 +103,8 @@ def _mark(deploy: Deploy, x: float) -> Markup:
     return Markup(
         '<g class="deploy"><title>{title}</title><path d="M{x:.1f} {t}V{b}"/>'
         '<path class="flag" d="M{x:.1f} {t}l7 4l-7 4z"/></g>'
-    ).format(title=f"{deploy.version} started at {clock(deploy.at_s * 1000)}", x=x, t=_TOP, b=_base())
-
-
-def _base() -> int:
-    return _HEIGHT - _BOTTOM
+    ).format(title=f"{deploy.version} started at {clock(deploy.at_s * 1000)}", x=x, t=_TOP, b=_BASE)
 
 
 def _scaled(value: float, top: float) -> float:
-    return (_base() - _TOP) * value / top if top else 0.0
-
-
-def _rate_label(top: float) -> str:
-    if not top:
-        return ""
-    return f"{top:.1f}/s" if top < 10 else f"{number(round(top))}/s"  # noqa: PLR2004
+    return (_BASE - _TOP) * value / top if top else 0.0

@@ -3,10 +3,10 @@
 from conquiet.management.enqueue import enqueue_all as enqueue_all
 from conquiet.management.jobs.admin import JobAdmin as JobAdmin
 from conquiet.management.jobs.admin import PartitionedJobs as PartitionedJobs
-from conquiet.management.jobs.bulk import BulkAction as BulkAction
 from conquiet.management.jobs.bulk import BulkReport as BulkReport
 from conquiet.management.jobs.control import ChangeReport as ChangeReport
 from conquiet.management.jobs.control import JobChange as JobChange
+from conquiet.management.jobs.models import BulkAction as BulkAction
 from conquiet.management.jobs.models import Cancellation as Cancellation
 from conquiet.management.jobs.models import JobFilter as JobFilter
 from conquiet.management.jobs.models import JobHistory as JobHistory

@@ -14,7 +14,6 @@ See docs/decisions/0047.
 import asyncio
 import contextlib
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -22,6 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from conquiet.core.replay_report import ReplayReport
+from conquiet.core.throttle import Throttle
 from conquiet.core.validation import require_seconds
 from conquiet.errors import ConfigurationError, ConquietError
 from conquiet.management.bulk_run_models import ACTIVE, BulkRun, RunAction, RunState
@@ -71,58 +71,43 @@ class BulkRuns:
         *,
         action: RunAction,
         stream: str,
-        where: DeadFilter,
+        where: DeadFilter | JobFilter,
         user: str,
+        group: str = "",
+        phase: JobPhase | None = None,
         rate_per_s: float = 0.0,
         audit_id: str = "",
     ) -> BulkRun:
-        """Create a run that counts the matching dead letters. It changes nothing before it is confirmed."""
-        now_ms = await self._now_ms()
-        return await self._add(
-            now_ms,
-            rate_per_s=rate_per_s,
-            action=action,
-            stream=stream,
-            where=replace(where, before_ms=min(now_ms, where.before_ms or now_ms)),
-            user=user,
-            total=await PartitionedDeadLetters(self.client, stream).count(),
-            audit_id=audit_id,
-        )
+        """Create a run that counts the matching dead letters, or jobs. It changes nothing before it is confirmed.
 
-    async def create_for_jobs(
-        self,
-        *,
-        action: RunAction,
-        stream: str,
-        group: str,
-        phase: JobPhase,
-        where: JobFilter,
-        user: str,
-        rate_per_s: float = 0.0,
-        audit_id: str = "",
-    ) -> BulkRun:
-        """Create a run that counts the matching jobs. It changes nothing before it is confirmed."""
-        return await self._add(
-            await self._now_ms(),
-            rate_per_s=rate_per_s,
+        Args:
+            action: Change of each message.
+            stream: The stream.
+            where: Filter of dead letters; or of jobs, together with ``phase`` and ``group``.
+            user: Name of the user.
+            group: The consumer group of the jobs.
+            phase: Phase of the jobs.
+            rate_per_s: Most messages per second; 0 for no limit.
+            audit_id: Id of the action in the audit stream.
+        """
+        now_ms = await self._now_ms()
+        run = BulkRun(
+            id=f"{now_ms:x}-{secrets.token_hex(4)}",
             action=action,
             stream=stream,
             where=DeadFilter(),
             user=user,
-            audit_id=audit_id,
-            group=group,
-            phase=phase.value,
-            jobs=where,
-        )
-
-    async def _add(self, now_ms: int, *, rate_per_s: float, **facts: Any) -> BulkRun:
-        run = BulkRun(
-            id=f"{now_ms:x}-{secrets.token_hex(4)}",
             state=RunState.COUNTING,
             created_ms=now_ms,
             rate_per_s=float(require_seconds("rate_per_s", rate_per_s, zero_allowed=True)),
-            **facts,
+            audit_id=audit_id,
         )
+        if isinstance(where, JobFilter):
+            run = replace(run, jobs=where, group=group, phase="" if phase is None else phase.value)
+        else:
+            until_ms = min(now_ms, where.before_ms or now_ms)
+            total = await PartitionedDeadLetters(self.client, stream).count()
+            run = replace(run, where=replace(where, before_ms=until_ms), total=total)
         await self._send("SET", _key(run.id), msgspec.json.encode(run), "EX", _KEPT_S)
         await self._send("ZADD", INDEX, run.created_ms, run.id)
         await self._send("ZREMRANGEBYRANK", INDEX, 0, -KEPT - 1)
@@ -317,18 +302,17 @@ class _RunExecutor:
 
     async def _discard(self) -> None:
         rate = self._run.rate_per_s
+        throttle = Throttle(rate or None)
         step = _PAGE if not rate else max(1, min(_PAGE, int(rate / 4)))
-        began, first = time.monotonic(), self._run.done
         cursor: str | None = None
         while True:
             page = await self._dead_letters.list(cursor=cursor, limit=step, where=self._run.where)
+            await asyncio.sleep(throttle.reserve(len(page.items)))
             deleted = await self._dead_letters.discard_ids([one.id for one in page.items])
             self._note(done=self._run.done + deleted, skipped=self._run.skipped + len(page.items) - deleted)
             cursor = page.cursor
             if cursor is None:
                 return
-            if rate:
-                await asyncio.sleep(max(0.0, began + (self._run.done - first) / rate - time.monotonic()))
 
     async def _save_while_running(self) -> None:
         while True:

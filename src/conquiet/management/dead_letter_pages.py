@@ -150,7 +150,7 @@ def show_dead_letter(server: RedisAdmin, stream: bytes, dead_id: str) -> DeadMes
     for key in partition_keys(server, stream):
         reply = server.call("XRANGE", companion(key, b"dead"), dead_id, dead_id, "COUNT", 1, stream=display_name(key))
         if reply:
-            return _message(reply[0])
+            return read_dead_message(*reply[0])
     return None
 
 
@@ -173,12 +173,8 @@ def _newest_of(server: RedisAdmin, stream: bytes, before: str | None, most: int)
             return
         for entry in reply:
             read += 1
-            yield _message(entry)
+            yield read_dead_message(*entry)
         start = f"({text(reply[-1][0])}"
-
-
-def _message(entry: Any) -> DeadMessage:
-    return read_dead_message(entry[0], entry[1])
 
 
 def stream_token(key: bytes | str) -> str:

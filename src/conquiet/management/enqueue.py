@@ -1,6 +1,6 @@
 """Add payloads to a stream in atomic batches. Consumer groups are not created or changed."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -21,42 +21,34 @@ def enqueue_all(
 
     An invalid payload ends the call; all payloads before it have been added.
     """
-    return enqueue_batches(server, stream, _batches(payloads), max_payload_bytes=max_payload_bytes)
+    return enqueue_batches(server, stream, _slices(iter(payloads)), max_payload_bytes=max_payload_bytes)
 
 
 def enqueue_batches(
-    server: RedisAdmin, stream: str, batches: Iterable[Sequence[Any]], *, max_payload_bytes: int = 1_048_576
+    server: RedisAdmin, stream: str, batches: Iterable[Iterable[Any]], *, max_payload_bytes: int = 1_048_576
 ) -> Iterator[list[str]]:
-    """Add batches that the caller has formed; see :func:`enqueue_all`."""
+    """Add batches that the caller has formed; see :func:`enqueue_all`. An empty batch ends the call."""
     require_text("stream", stream)
     server.is_stream(stream)
     for batch in batches:
         encoded: list[bytes] = []
-        problem: PayloadError | None = None
+        problem: Exception | None = None
         try:
             encoded.extend(_encoded(payload, stream, max_payload_bytes) for payload in batch)
-        except PayloadError as error:
+        except Exception as error:  # noqa: BLE001 - the source may raise anything; earlier payloads are sent first
             problem = error
         if encoded:
             yield _send(server, stream, encoded)
         if problem is not None:
             raise problem
-
-
-def _batches(payloads: Iterable[Any]) -> Iterator[list[Any]]:
-    source = iter(payloads)
-    problem: Exception | None = None
-    while problem is None:
-        batch: list[Any] = []
-        try:
-            batch.extend(islice(source, BATCH))
-        except Exception as error:  # noqa: BLE001 - the source may raise anything; earlier payloads are sent first
-            problem = error
-        if batch:
-            yield batch
-        elif problem is None:
+        if not encoded:
             return
-    raise problem
+
+
+def _slices(source: Iterator[Any]) -> Iterator[Iterator[Any]]:
+    """Yield the payloads in batches; empty ones after the last."""
+    while True:
+        yield islice(source, BATCH)
 
 
 def _encoded(payload: Any, stream: str, max_bytes: int) -> bytes:

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from conquiet.management.redis_admin import RedisAdmin, display_name, utf8_name
 from conquiet.redis_transport.replies import as_mapping, text
@@ -100,10 +100,11 @@ def read_history(server: RedisAdmin, stream: bytes, groups: Iterable[bytes], spa
     step_s, count = _STEP_S[span], _POINTS[span]
     last = now_s // step_s
     numbers = range(last - count + 1, last + 1)
-    points = {number: Point(number * step_s) for number in numbers}
+    merged = _MERGED[span]
+    points = [Point(number * step_s) for number in numbers[::merged]]
     key = utf8_name(stream)
     if key is None:
-        return History(span, step_s, tuple(points.values()), ())
+        return History(span, step_s * merged, tuple(points), ())
     per_hash = _MINUTE_S if span is HistorySpan.HOUR else QUARTERS_PER_DAY
     hashes = range(numbers[0] // per_hash, last // per_hash + 1)
     name_of = minutes_key if span is HistorySpan.HOUR else quarters_key
@@ -113,14 +114,17 @@ def read_history(server: RedisAdmin, stream: bytes, groups: Iterable[bytes], spa
     commands.append(("ZRANGE", deploys_key(key), 0, -1, "WITHSCORES"))
     *replies, marks = server.pipeline(commands, stream=display_name(stream))
     for at, reply in enumerate(replies):
-        _add(points, hashes[at % len(hashes)] * per_hash, reply)
+        first = hashes[at % len(hashes)] * per_hash
+        for raw_field, raw_number in as_mapping(reply).items():
+            offset, _, counter = text(raw_field).partition(":")
+            if offset.isdecimal() and first + int(offset) in numbers:
+                _count(points[(first + int(offset) - numbers[0]) // merged], counter, int(raw_number))
     deploys = tuple(
         Deploy(display_name(version), int(float(text(score))))
         for version, score in zip(marks[::2], marks[1::2], strict=True)
         if int(float(text(score))) >= numbers[0] * step_s
     )
-    merged = _MERGED[span]
-    return History(span, step_s * merged, _merge(list(points.values()), merged), deploys)
+    return History(span, step_s * merged, tuple(points), deploys)
 
 
 def read_sparklines(server: RedisAdmin, streams: Sequence[tuple[bytes, Sequence[bytes]]]) -> dict[bytes, list[int]]:
@@ -152,14 +156,6 @@ def _bases(stream: bytes, groups: Iterable[bytes]) -> list[str]:
     return [] if key is None else [history_base(key, name) for name in names if name is not None]
 
 
-def _add(points: dict[int, Point], first: int, reply: Any) -> None:
-    for raw_field, raw_number in as_mapping(reply).items():
-        at, _, counter = text(raw_field).partition(":")
-        point = points.get(first + int(at)) if at.isdecimal() else None
-        if point is not None:
-            _count(point, counter, int(raw_number))
-
-
 def _count(point: Point, counter: str, number: int) -> None:
     if counter == "ok":
         point.ok += number
@@ -167,18 +163,3 @@ def _count(point: Point, counter: str, number: int) -> None:
         point.failed += number
     elif counter[1:].isdecimal() and int(counter[1:]) <= len(BUCKETS_S):
         (point.handling if counter[0] == "h" else point.wait)[int(counter[1:])] += number
-
-
-def _merge(points: list[Point], size: int) -> tuple[Point, ...]:
-    if size == 1:
-        return tuple(points)
-    merged = []
-    for start in range(0, len(points), size):
-        whole = points[start]
-        for one in points[start + 1 : start + size]:
-            whole.ok += one.ok
-            whole.failed += one.failed
-            whole.handling = [a + b for a, b in zip(whole.handling, one.handling, strict=True)]
-            whole.wait = [a + b for a, b in zip(whole.wait, one.wait, strict=True)]
-        merged.append(whole)
-    return tuple(merged)

@@ -91,14 +91,11 @@ class ExternalRedis(ExternalServer):
         """Delete the keys that start with ``prefix``, a few at a time."""
         pattern = "".join(f"\\{char}" if char in "*?[]^\\" else char for char in prefix) + "*"
         with self._connect() as connection:
-            cursor: handshakes.RespReply = b"0"
+            cursor = b"0"
             while True:
-                answer = connection.call("SCAN", _text(cursor), "MATCH", pattern, "COUNT", "500")
-                if not isinstance(answer, list) or not isinstance(answer[1], list):
-                    return
-                if keys := [key for key in answer[1] if isinstance(key, bytes)]:
+                cursor, keys = connection.call("SCAN", cursor, "MATCH", pattern, "COUNT", "500")
+                if keys:
                     connection.call("UNLINK", *keys)
-                cursor = answer[0]
                 if cursor == b"0":
                     return
 
@@ -108,17 +105,12 @@ class ExternalRedis(ExternalServer):
         if parts.scheme == "rediss":
             authority = parse_qs(parts.query).get("ssl_ca_certs", [None])[0]
             channel = ssl.create_default_context(cafile=authority).wrap_socket(channel, server_hostname=self.host)
-        connection = handshakes.Resp(channel)
-        try:
-            if parts.password:
-                login = [unquote(parts.username)] if parts.username else []
-                connection.call("AUTH", *login, unquote(parts.password))
-            if database := parts.path.strip("/"):
-                connection.call("SELECT", database)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        login: list[list[str]] = []
+        if parts.password:
+            login.append(["AUTH", *([unquote(parts.username)] if parts.username else []), unquote(parts.password)])
+        if database := parts.path.strip("/"):
+            login.append(["SELECT", database])
+        return handshakes.Resp(channel, *login)
 
 
 class ExternalMySQL(MySQLDatabases, ExternalServer):
@@ -181,7 +173,3 @@ class ExternalRabbitMQ(ExternalServer):
         """Delete a vhost that a test created."""
         if self._api is not None:
             self._api.delete_vhost(name)
-
-
-def _text(value: handshakes.RespReply) -> bytes:
-    return value if isinstance(value, bytes) else b"0"

@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 import socket
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from conquiet.core.closing import ClosedAfterUse
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
-    from typing import Self
 
 PROBE_TIMEOUT_S = 2.0  # of one probe of a server that is starting
 ANSWER_TIMEOUT_S = 30.0  # of one step with a running server: on a busy machine it may pause for seconds
@@ -22,8 +24,6 @@ _POSTGRES_PROTOCOL_3 = 3 << 16
 _POSTGRES_FIELDS = re.compile("\0.?")
 _MYSQL_PROTOCOL_10 = 10
 _MYSQL_VERSION_PREFIX = "5.5.5-"  # MariaDB 10 puts it first so that old replicas accept the number
-
-RespReply = bytes | int | list["RespReply"] | None
 
 
 class NotReadyError(OSError):
@@ -47,33 +47,41 @@ def connect_tcp(host: str, port: int, *, timeout_s: float = ANSWER_TIMEOUT_S) ->
     return socket.create_connection((host, port), timeout=timeout_s)
 
 
-class Resp:
-    """A Redis connection: send a command, read its reply."""
+class Resp(ClosedAfterUse):
+    """A Redis connection: send a command, read its reply.
 
-    def __init__(self, channel: socket.socket) -> None:
+    Args:
+        channel: The connection; closed with this object, and if a command of ``login`` fails.
+        login: Commands that are sent first, such as AUTH.
+    """
+
+    def __init__(self, channel: socket.socket, *login: Sequence[str]) -> None:
         self._channel = channel
         self._reader = channel.makefile("rb")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        try:
+            for words in login:
+                self.call(*words)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the connection."""
         self._reader.close()
         self._channel.close()
 
-    def call(self, *words: str | bytes) -> RespReply:
-        """Send one command. An error reply is a :class:`NotReadyError` (LOADING, NOAUTH, …)."""
+    def call(self, *words: str | bytes) -> Any:
+        """Send one command and return its reply: bytes, an int, a list or None.
+
+        An error reply is a :class:`NotReadyError` (LOADING, NOAUTH, …).
+        """
         encoded = [word if isinstance(word, bytes) else word.encode() for word in words]
         parts = [b"*%d\r\n" % len(encoded)]
         parts += [b"$%d\r\n%s\r\n" % (len(word), word) for word in encoded]
         self._channel.sendall(b"".join(parts))
         return self._read()
 
-    def _read(self) -> RespReply:
+    def _read(self) -> Any:
         line = self._line()
         kind, rest = line[:1], line[1:]
         match kind:
@@ -108,8 +116,7 @@ def redis_identity(connection: Resp) -> tuple[str, str]:
     """Return ``("redis", "7.0.15")`` or ``("valkey", "9.1.0")`` of a server that has loaded its data."""
     if connection.call("PING") != b"PONG":
         raise NotReadyError("PING was not answered by PONG")
-    info = connection.call("INFO", "server")
-    text = info.decode(errors="replace") if isinstance(info, bytes) else ""
+    text = connection.call("INFO", "server").decode(errors="replace")
     facts = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     # Valkey reports 7.2.4 as its redis_version, for old clients; its own number is the true one.
     if "valkey_version" in facts:

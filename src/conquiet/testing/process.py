@@ -269,25 +269,28 @@ class PrivateServer(ABC):
 
     def _run_to_end(self, command: ServerCommand) -> None:
         """Run a set-up program under the supervisor, so that it cannot be orphaned."""
-        begun = time.monotonic()
-        report = self._run(command)
-        while report.is_running:
-            elapsed = time.monotonic() - begun
-            if elapsed > self.start_timeout_s:
-                self._client().kill()
-                raise self._failed(command, f"did not end within {elapsed:.0f} s")
-            pause_between_polls(elapsed)
-            report = self._client().poll()
+        self._run(command)
+        report = self._wait_for_end(self.start_timeout_s)
+        if report.is_running:
+            self._client().kill()
+            raise self._failed(command, f"did not end within {self.start_timeout_s:.0f} s")
         if report.exit_code != 0:
             raise self._failed(command, f"exited with code {report.exit_code}")
+
+    def _wait_for_end(self, timeout_s: float) -> ProcessReport:
+        """Return the state of the process once it has ended, or after the time."""
+        begun = time.monotonic()
+        report = self._client().poll()
+        while report.is_running and (elapsed := time.monotonic() - begun) < timeout_s:
+            pause_between_polls(elapsed)
+            report = self._client().poll()
+        return report
 
     def _shut_down(self) -> None:
         """Request the end and wait for a grace period, then send SIGKILL to the rest (epmd, or a server that hangs)."""
         supervisor = self._client()
         supervisor.terminate(self.stop_signal)
-        begun = time.monotonic()
-        while supervisor.poll().is_running and (elapsed := time.monotonic() - begun) < _TERMINATE_GRACE_S:
-            pause_between_polls(elapsed)
+        self._wait_for_end(_TERMINATE_GRACE_S)
         supervisor.kill()
         self._status = ServerStatus.DOWN
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote
 
 from conquiet.testing import discovery, handshakes
@@ -69,7 +69,7 @@ class RedisServer(PrivateServer):
         """The certificate that clients have to trust when TLS is on."""
         return self.folder / "server.crt"
 
-    def call(self, *words: str | bytes) -> handshakes.RespReply:
+    def call(self, *words: str | bytes) -> Any:
         """Send one command on a separate connection."""
         with self._connect() as connection:
             return connection.call(*words)
@@ -98,14 +98,8 @@ class RedisServer(PrivateServer):
     def _connect(self, timeout_s: float = handshakes.ANSWER_TIMEOUT_S) -> handshakes.Resp:
         # The Unix socket is in our folder, so the reply comes from this server. Redis binds its TCP port
         # before it and exits when that fails.
-        connection = handshakes.Resp(handshakes.connect_unix(self.unix_socket, timeout_s=timeout_s))
-        if self._password:
-            try:
-                connection.call("AUTH", self._password)
-            except BaseException:
-                connection.close()
-                raise
-        return connection
+        login = [["AUTH", self._password]] if self._password else []
+        return handshakes.Resp(handshakes.connect_unix(self.unix_socket, timeout_s=timeout_s), *login)
 
     def _probe(self) -> str:
         with self._connect(handshakes.PROBE_TIMEOUT_S) as connection:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Sequence
 
-    from conquiet.testing.handshakes import RespReply
-
 _WAIT_S = 60.0
 _FAILOVER_S = 5.5
 _MIGRATE_TIMEOUT_MS = "5000"
@@ -129,13 +127,11 @@ class RedisClusterServer(PrivateCluster[ClusterNode]):
 
     def master_of(self, key: str) -> ClusterNode:
         """Return the node that owns the slot of this key now."""
-        slot = key_slot(key)
-        reply = self._any_node().call("CLUSTER", "SLOTS")
-        by_port = {node.port: node for node in self.nodes}
-        for slots, (_, port) in slot_ranges(reply).items():
-            if slot in slots:
-                return by_port[port]
-        raise ServerStateError(f"no node of the cluster owns slot {slot}")
+        port = _owner(self._any_node(), key_slot(key))
+        for node in self.nodes:
+            if node.port == port:
+                return node
+        raise ServerStateError(f"no node of the cluster owns slot {key_slot(key)}")
 
     def replica_of(self, master: ClusterNode) -> ClusterNode:
         """Return a running replica of this node."""
@@ -167,11 +163,9 @@ class RedisClusterServer(PrivateCluster[ClusterNode]):
         target.call("CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
         source.call("CLUSTER", "SETSLOT", slot, "MIGRATING", target_id)
         yield "opened"
-        chosen: RespReply = [name.encode() for name in first]
+        chosen = [name.encode() for name in first]
         while keys := chosen or source.call("CLUSTER", "GETKEYSINSLOT", slot, "10"):
-            if not isinstance(keys, list):
-                raise ServerStateError("CLUSTER GETKEYSINSLOT did not answer with a list")
-            chosen = None
+            chosen = []
             for found in keys:
                 name = _text(found)
                 # REPLACE: a promoted replica may still have a key of a slot that its dead master had moved away.
@@ -296,17 +290,17 @@ class RedisClusterServer(PrivateCluster[ClusterNode]):
         slot = key_slot(key)
 
         def known() -> bool:
-            for node in self.nodes:
-                if node.is_running:
-                    owners = slot_ranges(node.call("CLUSTER", "SLOTS"))
-                    if next((port for slots, (_, port) in owners.items() if slot in slots), 0) != owner.port:
-                        return False
-            return owner.is_master
+            running = [node for node in self.nodes if node.is_running]
+            return all(_owner(node, slot) == owner.port for node in running) and owner.is_master
 
         wait_until(known, timeout_s=timeout_s)
 
 
-def _text(reply: object) -> str:
-    if not isinstance(reply, bytes):
-        raise ServerStateError(f"the server answered with a {type(reply).__name__} instead of a text")
+def _owner(node: ClusterNode, slot: int) -> int | None:
+    """Return the port of the node that owns a slot, as this node knows it."""
+    owners = slot_ranges(node.call("CLUSTER", "SLOTS"))
+    return next((port for slots, (_, port) in owners.items() if slot in slots), None)
+
+
+def _text(reply: bytes) -> str:
     return reply.decode()

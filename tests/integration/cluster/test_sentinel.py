@@ -57,14 +57,14 @@ class Watched:
     def master_port(self) -> int:
         reply = self.sentinel.call("SENTINEL", "get-master-addr-by-name", "shop")
         assert isinstance(reply, list)
-        return int(reply[1])  # type: ignore[arg-type]
+        return int(reply[1])
 
     def fail_over(self) -> None:
         """Let the replica take over once it is in step, and wait until the old master follows it."""
         before = self.master_port
         new = next(server for server in self.servers if server.port != before)
         old = next(server for server in self.servers if server.port == before)
-        wait_until(lambda: b"master_link_status:up" in bytes(new.call("INFO", "replication")))  # type: ignore[arg-type]
+        wait_until(lambda: b"master_link_status:up" in bytes(new.call("INFO", "replication")))
 
         def accepted() -> bool:
             try:
@@ -78,7 +78,7 @@ class Watched:
 
         def follows() -> bool:
             try:
-                return b"role:slave" in bytes(old.call("INFO", "replication"))  # type: ignore[arg-type]
+                return b"role:slave" in bytes(old.call("INFO", "replication"))
             except OSError:
                 return False  # it closes its clients' connections when it becomes a replica
 
@@ -92,7 +92,7 @@ async def watched(private_redis: Callable[..., RedisServer]) -> AsyncIterator[Wa
     replica.call("REPLICAOF", master.host, str(master.port))
     with Sentinel(master) as sentinel:
         watched = Watched([master, replica], sentinel)
-        wait_until(lambda: len(sentinel.call("SENTINEL", "REPLICAS", "shop") or ()) == 1)  # type: ignore[arg-type]
+        wait_until(lambda: len(sentinel.call("SENTINEL", "REPLICAS", "shop") or ()) == 1)
         yield watched
 
 

@@ -146,6 +146,31 @@ async def test_a_search_that_ends_early_says_so(aio: redis.asyncio.Redis, proces
     assert (whole.phase, whole.complete) == ("waiting", True)
 
 
+@pytest.mark.parametrize(
+    ("facts", "phase"), [({"delay_s": 600.0}, "delayed"), ({"key": "a"}, "behind"), ({}, "parked")]
+)
+async def test_a_search_goes_on_until_the_end_of_each_place(
+    aio: redis.asyncio.Redis, processor: Processor, stream: str, facts: dict[str, Any], phase: str
+) -> None:
+    """The server searches 500 messages at a time."""
+    jobs = JobAdmin(aio, stream)
+
+    @processor.handler("pay")
+    async def pay(_: JobContext) -> None: ...
+
+    last = NewMessage("pay", id="last", **facts)
+    await processor.pause(event="pay")
+    await processor.emit_many([NewMessage("pay", **facts) for _ in range(1_100)] + [last])
+    async with processor:
+        await wait_until_async(lambda: _lists(jobs, JobPhase(phase), "last"))
+        found = await jobs.show("last")
+        missing = await jobs.show("other")
+
+    assert (found.phase, found.complete) == (phase, True)
+    assert missing.complete
+    assert missing.scanned >= 1_100
+
+
 async def test_a_job_without_an_id_is_found_by_its_entry(aio: redis.asyncio.Redis, stream: str) -> None:
     entry_id: Any = await aio.xadd(stream, {"data": '{"v": 1, "event": "pay"}'})
     await aio.xadd(stream, {"data": "no JSON"})

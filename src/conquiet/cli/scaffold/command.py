@@ -2,6 +2,7 @@
 
 import keyword
 import sys
+from collections.abc import Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -63,20 +64,19 @@ def write_project(name: str, kind: str, folder: Path) -> list[Path]:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CommandError(f"{folder.name} exists already and is not empty", fix="choose another name, or empty it")
-    written: list[Path] = []
-    _copy(files("conquiet.cli.scaffold").joinpath("templates", kind), folder, name, written)
-    return written
+    return list(_copy(files("conquiet.cli.scaffold").joinpath("templates", kind), folder, name))
 
 
-def _copy(source: Traversable, folder: Path, name: str, written: list[Path]) -> None:
+def _copy(source: Traversable, folder: Path, name: str) -> Iterator[Path]:
+    """Copy a template and yield the path of each file that was written."""
     folder.mkdir(parents=True, exist_ok=True)
     for entry in sorted(source.iterdir(), key=lambda one: one.name):
         target = folder / entry.name.replace(_PLACEHOLDER, name).removesuffix(_SUFFIX)
         if entry.is_dir():
-            _copy(entry, target, name, written)
+            yield from _copy(entry, target, name)
         else:
             target.write_text(entry.read_text("utf-8").replace(_PLACEHOLDER, name), "utf-8")
-            written.append(target)
+            yield target
 
 
 def _require_name(name: str) -> None:

@@ -72,7 +72,8 @@ class Child:
         self._row = row
         self._stopping = False
         self._loading = False
-        self._was_ready = False
+        self.was_ready = False
+        """True if all workers were ready at the same time at least once."""
         self._reasons = ReadinessReasons(heartbeats.path, row)
 
     def stop(self) -> None:
@@ -84,11 +85,6 @@ class Child:
         self._stopping = True
         for worker in self._workers:
             worker.stop()
-
-    @property
-    def was_ready(self) -> bool:
-        """True if all workers were ready at the same time at least once."""
-        return self._was_ready
 
     @property
     def abandoned(self) -> int:
@@ -153,7 +149,7 @@ class Child:
             reasons = {name: health.reason for name, health in states if not health.ready}
             if self._stopping:
                 reasons.setdefault("worker", "draining")
-            self._was_ready = self._was_ready or not reasons
+            self.was_ready = self.was_ready or not reasons
             handled = sum(health.handled or 0 for _, health in states)
             self._heartbeats.write(self._row, pid=os.getpid(), ready=not reasons, handled=handled)
             self._reasons.write(reasons)

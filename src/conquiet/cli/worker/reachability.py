@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 from typing import Final
 
+from conquiet.app.server_wait import REDIS_TRANSIENT
 from conquiet.errors import RabbitConnectionError, ServerUnreachableError
 
 _ERRNOS: Final = frozenset({
@@ -13,7 +14,6 @@ _ERRNOS: Final = frozenset({
 })  # fmt: skip
 _ADDRESS: Final = re.compile(r"connect(?:ing)? to (\S+?)\.? |to MySQL server on '([^']+)'")
 _RABBIT: Final = re.compile(r"RabbitMQ at (\S+?)(?:: | within |$)")
-_TRANSIENT: Final = frozenset({"ConnectionError", "TimeoutError", "BusyLoadingError", "MaxConnectionsError"})
 
 
 def unreachable_server(error: BaseException) -> str | None:
@@ -53,7 +53,7 @@ def _is_redis(error: BaseException) -> bool:
 
 def _is_connection_failure(error: BaseException) -> bool:
     if _is_redis(error):
-        return type(error).__name__ in _TRANSIENT
+        return type(error).__name__ in REDIS_TRANSIENT
     if isinstance(error, socket.gaierror | TimeoutError):
         return True
     return isinstance(error, OSError) and error.errno in _ERRNOS

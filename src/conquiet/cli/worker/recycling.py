@@ -10,15 +10,13 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from conquiet.core.validation import require_positive, require_seconds
-
 _SPREAD = 0.1
 _LEAST_AGE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecycleLimits:
-    """Limits at which a process is replaced. None disables a limit.
+    """Limits at which a process is replaced; 0: none.
 
     Attributes:
         max_messages: Messages handled.
@@ -26,17 +24,9 @@ class RecycleLimits:
         max_age_s: Seconds since its start.
     """
 
-    max_messages: int | None = None
-    max_rss_mb: int | None = None
-    max_age_s: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_messages is not None:
-            require_positive("max_messages", self.max_messages)
-        if self.max_rss_mb is not None:
-            require_positive("max_rss_mb", self.max_rss_mb)
-        if self.max_age_s is not None:
-            require_seconds("max_age_s", self.max_age_s)
+    max_messages: int = 0
+    max_rss_mb: int = 0
+    max_age_s: float = 0
 
     @property
     def is_set(self) -> bool:
@@ -45,7 +35,7 @@ class RecycleLimits:
 
     def is_below_start(self, first_rss_bytes: int, share: float = 1.0) -> bool:
         """Return whether a fresh process uses more memory than the limit: replacing it frees none."""
-        return self.max_rss_mb is not None and first_rss_bytes >= self.max_rss_mb * share * 2**20
+        return self.max_rss_mb > 0 and first_rss_bytes >= self.max_rss_mb * share * 2**20
 
     def reason(
         self, *, handled: int, rss_bytes: int, age_s: float, share: float = 1.0, first_rss_bytes: int = 0
@@ -60,12 +50,12 @@ class RecycleLimits:
             first_rss_bytes: Its memory when it became ready. If that is above the limit, memory is a reason at most
                 once a minute: otherwise the worker would only restart.
         """
-        if self.max_messages is not None and handled >= self.max_messages * share:
+        if self.max_messages and handled >= self.max_messages * share:
             return f"has handled {handled} messages"
         is_fresh = self.is_below_start(first_rss_bytes, share) and age_s < _LEAST_AGE_S
-        if self.max_rss_mb is not None and rss_bytes >= self.max_rss_mb * share * 2**20 and not is_fresh:
+        if self.max_rss_mb and rss_bytes >= self.max_rss_mb * share * 2**20 and not is_fresh:
             return f"uses {rss_bytes // 2**20} MiB"
-        if self.max_age_s is not None and age_s >= self.max_age_s * share:
+        if self.max_age_s and age_s >= self.max_age_s * share:
             return f"is {age_s:.0f} s old"
         return ""
 

@@ -104,11 +104,13 @@ class ProcessSupervisor:
 
     def _force(self) -> None:
         """Kill the processes after a second signal. Runs in a signal handler; the normal end follows."""
-        for worker in self._workers:
-            process = worker.process
-            if process is not None and process.returncode is None:
+        for process in self._processes():
+            if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
+
+    def _processes(self) -> "list[subprocess.Popen[bytes]]":
+        return [worker.process for worker in self._workers if worker.process is not None]
 
     # ------------------------------------------------------------------ running
     def _supervise(self) -> int:
@@ -132,7 +134,7 @@ class ProcessSupervisor:
         return 0
 
     def _supervise_one(self, worker: SupervisedProcess, now_s: float) -> int | None:
-        """Start the its process, or handle its end. Returns an exit code if the supervisor has to end."""
+        """Start a process, or handle its end. Return an exit code if the supervisor has to end."""
         process = worker.process
         if process is None:
             self._start_if_due(worker, now_s)
@@ -180,8 +182,7 @@ class ProcessSupervisor:
         worker = self._recycled
         if worker is not None:
             if worker.draining and worker.process is not None and now_s >= worker.kill_at_s:
-                report(f"process {worker.process.pid} did not end within {self._settings.grace:g} s and is killed")
-                worker.process.kill()
+                self._kill(worker.process)
                 worker.kill_at_s = math.inf
             if worker.draining or not self._is_ready(worker):
                 return
@@ -296,7 +297,7 @@ class ProcessSupervisor:
             report(f"draining: {running} processes have {self._settings.grace:g} s to end")
         self._terminate()
         self._wait()
-        exits = [worker.process.returncode for worker in self._workers if worker.process is not None]
+        exits = [process.returncode for process in self._processes()]
         if handlers.received is not None and set(exits) - GRACEFUL_EXITS:
             report("some processes did not end in order; their messages in flight stay pending for other workers")
             return FAILED
@@ -309,17 +310,17 @@ class ProcessSupervisor:
                 worker.process.send_signal(signal.SIGTERM)
 
     def _wait(self) -> None:
-        grace_s = self._settings.grace
-        deadline = time.monotonic() + grace_s
-        for worker in self._workers:
-            if worker.process is None:
-                continue
+        deadline = time.monotonic() + self._settings.grace
+        for process in self._processes():
             try:
-                worker.process.wait(max(0.0, deadline - time.monotonic()))
+                process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                report(f"process {worker.process.pid} did not end within {grace_s:g} s and is killed")
-                worker.process.kill()
-                worker.process.wait()
+                self._kill(process)
+                process.wait()
+
+    def _kill(self, process: "subprocess.Popen[bytes]") -> None:
+        report(f"process {process.pid} did not end within {self._settings.grace:g} s and is killed")
+        process.kill()
 
     def _clean_up(self) -> None:
         for worker in self._workers:

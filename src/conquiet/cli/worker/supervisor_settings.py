@@ -43,8 +43,4 @@ class SupervisorSettings:
     @property
     def limits(self) -> RecycleLimits:
         """Limits at which a process is replaced."""
-        return RecycleLimits(
-            max_messages=self.max_messages or None,
-            max_rss_mb=self.max_rss or None,
-            max_age_s=self.max_age or None,
-        )
+        return RecycleLimits(max_messages=self.max_messages, max_rss_mb=self.max_rss, max_age_s=self.max_age)

@@ -26,7 +26,7 @@ _FIELDS: Final = ("event", "id", "key", "error", "older", "group", "phase")
 
 
 def phase_of(source: Any) -> JobPhase:
-    """Return the phase of a query or a form; by default RUNNING."""
+    """Return the phase of a query or a form; by default WAITING."""
     given = source.text("phase", JobPhase.WAITING.value)
     return JobPhase(given) if given in {one.value for one in LISTED} else JobPhase.WAITING
 
@@ -128,7 +128,7 @@ async def _act(view: View, form: Form) -> Result:
         return await start_run(
             view,
             form,
-            lambda runs, **facts: runs.create_for_jobs(
+            lambda runs, **facts: runs.create(
                 action=action, stream=name, group=group or "", phase=phase_of(form), where=filter_of(form), **facts
             ),
         )

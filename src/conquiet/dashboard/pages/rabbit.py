@@ -78,15 +78,11 @@ async def _move(view: View, form: Form) -> Result:
     return Result(f"{printable(queue)}: {said}; {done.unreplayable} stay", "/rabbit")
 
 
-def _queue(form: Form) -> str:
-    return form.text("queue")
-
-
 PAGES = (
     Page("/rabbit", "rabbit", "rabbit.html", rabbit, interval_s=5.0),
     Page("/rabbit/queue", "rabbit", "rabbit_queue.html", queue_history, interval_s=10.0),
 )
 ACTIONS = (
-    ActionRoute("/rabbit/peek", lambda _: Action.PEEK, _queue, _peek),
-    ActionRoute("/rabbit/act", one_of(Action.REPLAY, Action.DISCARD), _queue, _move),
+    ActionRoute("/rabbit/peek", lambda _: Action.PEEK, lambda form: form.text("queue"), _peek),
+    ActionRoute("/rabbit/act", one_of(Action.REPLAY, Action.DISCARD), lambda form: form.text("queue"), _move),
 )

@@ -73,8 +73,4 @@ async def workers(view: View) -> Values:
     }
 
 
-async def _died(view: View) -> frozenset[tuple[str, str]]:
-    return await view.parts.fleet.disconnected()
-
-
-PAGES = (Page("/workers", "workers", "workers.html", workers, urgent=_died),)
+PAGES = (Page("/workers", "workers", "workers.html", workers, urgent=lambda view: view.parts.fleet.disconnected()),)

@@ -3,7 +3,7 @@
 ``mysql`` and ``postgres`` gather the facts and add the checks of their settings.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -32,25 +32,25 @@ class DatabaseFacts:
 
     Attributes:
         product: First part of the names of its checks.
-        needed_indexes: Names of the indexes, by inbox and outbox table.
         full_error: Error message of a server without free connections.
         in_use: Meaning of ``connections``, for the text.
         settings: Settings of the server, by name.
         connections: Open connections, now or at most so far.
-        indexes: Names of the indexes, by existing inbox and outbox table.
         wanted_connections: Connections that the caller's pools may open in total; 0 if unknown.
+        layouts: Inbox and outbox, compared with what this version expects.
+        without_key: Names of tables without a primary key.
         overdue: Age of the oldest unpublished row in seconds, by outbox target without a relay.
     """
 
     product: ClassVar[str]
-    needed_indexes: ClassVar[Mapping[str, AbstractSet[str]]]
     full_error: ClassVar[str]
     in_use: ClassVar[str] = "are in use"
 
     settings: Mapping[str, str]
     connections: int
-    indexes: Mapping[str, AbstractSet[str]]
     wanted_connections: int = 0
+    layouts: "tuple[TableLayout, ...]" = ()
+    without_key: AbstractSet[str] = frozenset()
     overdue: Mapping[str, float] | None = None
 
     def number(self, name: str) -> int:
@@ -65,26 +65,25 @@ def read_rows(connection: "Connection", statement: str) -> list[Any]:
     return [tuple(row) for row in connection.execute(text(statement))]
 
 
-def sql_names(names: Iterable[str]) -> str:
-    """Return constant names as a list of SQL literals."""
-    return ", ".join(f"'{name}'" for name in names)
+def with_tables(facts: F, engine: "Engine") -> F:
+    """Add the layout of inbox and outbox, and the overdue rows of an outbox that has its indexes.
 
+    Without them the query reads the whole table.
+    """
+    from sqlalchemy import inspect
 
-def indexes_by_table(rows: Iterable[tuple[str, str | None]]) -> dict[str, set[str]]:
-    """Return the names of the indexes by table, from pairs of a table and one of its indexes (None: it has none)."""
-    found: dict[str, set[str]] = {}
-    for table, index in rows:
-        found.setdefault(table, set()).update(() if index is None else (index,))
-    return found
-
-
-def with_overdue(facts: F, engine: "Engine", needed: AbstractSet[str]) -> F:
-    """Add the overdue rows of the outbox if it has these indexes, without which the query reads the whole table."""
-    if not needed <= facts.indexes.get("conquiet_outbox", frozenset()):
-        return facts
+    from conquiet.transactional.migrations import table_layouts
     from conquiet.transactional.outbox import Outbox
 
-    return replace(facts, overdue=Outbox().overdue(engine))
+    layouts = table_layouts(engine)
+    keys = {one.table: inspect(engine).get_pk_constraint(one.table) for one in layouts if one.exists}
+    outbox = layouts[1]
+    return replace(
+        facts,
+        layouts=layouts,
+        without_key={table for table, key in keys.items() if not key["constrained_columns"]},
+        overdue=Outbox().overdue(engine) if outbox.exists and not outbox.missing_indexes else None,
+    )
 
 
 def check_connections(facts: DatabaseFacts) -> Iterator[Finding]:
@@ -108,7 +107,7 @@ def check_connections(facts: DatabaseFacts) -> Iterator[Finding]:
 
 def check_tables(facts: DatabaseFacts) -> Iterator[Finding]:
     """Report missing tables and indexes of inbox and outbox."""
-    missing = [table for table in facts.needed_indexes if table not in facts.indexes]
+    missing = [layout.table for layout in facts.layouts if not layout.exists]
     if missing:
         yield Finding.warning(
             f"{facts.product}.tables",
@@ -117,12 +116,12 @@ def check_tables(facts: DatabaseFacts) -> Iterator[Finding]:
             "between COMMIT and publishing",
             "conquiet db init",
         )
-    for table, indexes in facts.indexes.items():
-        absent = sorted(facts.needed_indexes[table] - indexes)
+    for layout in facts.layouts:
+        absent = (*layout.missing_indexes, *(["PRIMARY KEY"] if layout.table in facts.without_key else []))
         if absent:
             yield Finding.error(
                 f"{facts.product}.indexes",
-                f"{table} lacks the index {', '.join(absent)}",
+                f"{layout.table} lacks the index {', '.join(absent)}",
                 "without its primary key the inbox lets duplicates through; without the others purge and relay "
                 "read the whole table",
                 "conquiet db migrate; a missing primary key you have to add yourself",
@@ -145,11 +144,15 @@ def examine_schema(engine: "Engine") -> list[Finding]:
     """Report what existing tables lack, compared with the schema of this version."""
     from conquiet.transactional.migrations import table_layouts
 
-    return run_checks((check_layout,), [layout for layout in table_layouts(engine) if layout.exists])
+    return run_checks((_check_layouts,), table_layouts(engine))
 
 
-def check_layout(layouts: "list[TableLayout]") -> Iterator[Finding]:
+def check_schema(facts: DatabaseFacts) -> Iterator[Finding]:
     """Report tables that another version created."""
+    return _check_layouts(facts.layouts)
+
+
+def _check_layouts(layouts: "tuple[TableLayout, ...]") -> Iterator[Finding]:
     from conquiet.transactional.schema import SCHEMA_VERSION
 
     for layout in layouts:

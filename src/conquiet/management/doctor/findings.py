@@ -1,14 +1,16 @@
 """A finding of the doctor: severity, fact, consequence and fix."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from enum import Enum
-from typing import Any, Self, TypeVar
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self, TypeVar
+
+from conquiet.management.models import Report
 
 F = TypeVar("F")
 
 
-class Severity(Enum):
+class Severity(StrEnum):
     """Severity of a finding.
 
     NOTE is information and no fault. WARNING will lead to a failure. ERROR breaks a promise now.
@@ -20,7 +22,7 @@ class Severity(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Report):
     """One result of a check.
 
     Attributes:
@@ -50,10 +52,6 @@ class Finding:
     def error(cls, check: str, what: str, why: str, fix: str) -> Self:
         """Return a state that breaks a promise now."""
         return cls(check, Severity.ERROR, what, why, fix)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the finding for JSON."""
-        return asdict(self) | {"severity": self.severity.value}
 
 
 def run_checks(checks: Iterable[Callable[[F], Iterable[Finding]]], facts: F) -> list[Finding]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from conquiet.core.redaction import printable
 from conquiet.core.versions import release_of
@@ -11,21 +11,16 @@ from conquiet.management.doctor.database import (
     DatabaseFacts,
     check_connections,
     check_outbox,
+    check_schema,
     check_tables,
-    indexes_by_table,
     read_rows,
-    sql_names,
-    with_overdue,
+    with_tables,
 )
 from conquiet.management.doctor.findings import Finding, run_checks
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
-_VARIABLES = (
-    "version", "transaction_isolation", "tx_isolation", "innodb_lock_wait_timeout", "lock_wait_timeout",
-    "max_connections", "sql_mode", "innodb_flush_log_at_trx_commit", "wsrep_on",
-)  # fmt: skip
 _LONG_WAIT_S = 120
 _SHORT_WAIT_S = 3
 _MARIADB_OLDEST = (10, 6)
@@ -45,10 +40,6 @@ class MySQLFacts(DatabaseFacts):
     """
 
     product = "mysql"
-    needed_indexes: ClassVar = {
-        "conquiet_inbox": frozenset({"PRIMARY", "by_age"}),
-        "conquiet_outbox": frozenset({"PRIMARY", "by_due", "by_key"}),
-    }
     full_error = "too many connections"
     in_use = "were in use concurrently"
 
@@ -72,14 +63,12 @@ def examine_mysql(engine: "Engine", *, wanted_connections: int = 0, slow_s: int 
     """
     with engine.connect() as connection:
         facts = gather(connection, wanted_connections, slow_s)
-    return run_checks(CHECKS, with_overdue(facts, engine, {"by_due", "by_key"}))
+    return run_checks(CHECKS, with_tables(facts, engine))
 
 
 def gather(connection: "Connection", wanted_connections: int, slow_s: int) -> MySQLFacts:
     """Read the facts from the server with bounded queries."""
-    settings = {
-        name.lower(): value for name, value in read_rows(connection, "SHOW VARIABLES") if name.lower() in _VARIABLES
-    }
+    settings = {name.lower(): value for name, value in read_rows(connection, "SHOW VARIABLES")}
     used = dict(read_rows(connection, "SHOW GLOBAL STATUS LIKE 'Max_used_connections'"))
     return MySQLFacts(
         settings=settings,
@@ -90,15 +79,6 @@ def gather(connection: "Connection", wanted_connections: int, slow_s: int) -> My
                 connection,
                 "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE() "
                 "AND table_type = 'BASE TABLE' AND engine IN ('MyISAM', 'Aria', 'MEMORY', 'CSV') LIMIT 100",
-            )
-        ),
-        indexes=indexes_by_table(
-            read_rows(
-                connection,
-                "SELECT t.table_name, s.index_name FROM information_schema.tables t "  # noqa: S608 - constants
-                "LEFT JOIN information_schema.statistics s "
-                "ON s.table_schema = t.table_schema AND s.table_name = t.table_name "
-                f"WHERE t.table_schema = DATABASE() AND t.table_name IN ({sql_names(MySQLFacts.needed_indexes)})",
             )
         ),
         long_transactions=_long_transactions(connection, slow_s),
@@ -288,6 +268,7 @@ CHECKS: tuple[Callable[[MySQLFacts], Iterator[Finding]], ...] = (
     check_galera,
     check_engines,
     check_tables,
+    check_schema,
     check_outbox,
     check_transactions,
 )

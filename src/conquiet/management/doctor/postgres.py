@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from conquiet.core.redaction import printable
 from conquiet.management.doctor.database import (
@@ -10,20 +10,16 @@ from conquiet.management.doctor.database import (
     DatabaseFacts,
     check_connections,
     check_outbox,
+    check_schema,
     check_tables,
-    indexes_by_table,
     read_rows,
-    sql_names,
-    with_overdue,
+    with_tables,
 )
 from conquiet.management.doctor.findings import Finding, run_checks
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
-_SETTINGS = ("server_version", "server_version_num", "default_transaction_isolation", "fsync", "full_page_writes",
-    "synchronous_commit", "max_connections", "idle_in_transaction_session_timeout",
-    "default_transaction_read_only")  # fmt: skip
 _OLDEST = 130_000
 
 
@@ -37,10 +33,6 @@ class PostgresFacts(DatabaseFacts):
     """
 
     product = "postgres"
-    needed_indexes: ClassVar = {
-        "conquiet_inbox": frozenset({"conquiet_inbox_pkey", "conquiet_inbox_by_age"}),
-        "conquiet_outbox": frozenset({"conquiet_outbox_pkey", "conquiet_outbox_by_due", "conquiet_outbox_by_key"}),
-    }
     full_error = "too many clients already"
 
     is_standby: bool
@@ -57,30 +49,16 @@ def examine_postgres(engine: "Engine", *, wanted_connections: int = 0, slow_s: i
     """
     with engine.connect() as connection:
         facts = gather(connection, wanted_connections, slow_s)
-    return run_checks(CHECKS, with_overdue(facts, engine, PostgresFacts.needed_indexes["conquiet_outbox"]))
+    return run_checks(CHECKS, with_tables(facts, engine))
 
 
 def gather(connection: "Connection", wanted_connections: int, slow_s: int) -> PostgresFacts:
     """Read the facts from the server with bounded queries."""
     return PostgresFacts(
-        settings=dict(
-            read_rows(
-                connection,
-                f"SELECT name, setting FROM pg_settings WHERE name IN ({sql_names(_SETTINGS)})",  # noqa: S608 - constants
-            )
-        ),
+        settings=dict(read_rows(connection, "SELECT name, setting FROM pg_settings")),
         is_standby=bool(read_rows(connection, "SELECT pg_is_in_recovery()")[0][0]),
         connections=int(
             read_rows(connection, "SELECT COUNT(*) FROM pg_stat_activity WHERE backend_type = 'client backend'")[0][0]
-        ),
-        indexes=indexes_by_table(
-            read_rows(
-                connection,
-                "SELECT c.relname, i.indexname FROM pg_class c LEFT JOIN pg_indexes i "  # noqa: S608 - constants
-                "ON i.tablename = c.relname AND i.schemaname = c.relnamespace::regnamespace::text "
-                "WHERE c.relkind IN ('r', 'p') AND pg_table_is_visible(c.oid) "
-                f"AND c.relname IN ({sql_names(PostgresFacts.needed_indexes)})",
-            )
         ),
         long_transactions=tuple(
             (int(pid), int(age), bool(idle))
@@ -170,6 +148,7 @@ CHECKS: tuple[Callable[[PostgresFacts], Iterator[Finding]], ...] = (
     check_durability,
     check_connections,
     check_tables,
+    check_schema,
     check_transactions,
     check_outbox,
 )

@@ -61,7 +61,7 @@ def gather(api_url: str, vhost: str, queues: tuple[str, ...]) -> RabbitFacts:
     api = RabbitApi(api_url)
     version = api.version()
     page = api.get(f"/api/queues/{quote(vhost, safe='')}?page=1&page_size={_MAX_QUEUES}")
-    items = list(page.get("items", []) if isinstance(page, dict) else page)
+    items = list(page.get("items", []))
     there = {item.get("name") for item in items}
     # A queue that is not on the page may still exist.
     named = (api.queue(vhost, name, missing_ok=True) for name in dict.fromkeys(queues) if name not in there)
@@ -70,7 +70,7 @@ def gather(api_url: str, vhost: str, queues: tuple[str, ...]) -> RabbitFacts:
         version,
         tuple(items),
         queues,
-        total=int(page.get("total_count") or 0) if isinstance(page, dict) else len(items),
+        total=int(page.get("total_count") or 0),
         bound_to_dlx=_bound(api, vhost, items),
     )
 

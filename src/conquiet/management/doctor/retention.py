@@ -6,7 +6,6 @@ pending or undelivered entry, a delayed retry, or a dead letter that an operator
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from conquiet.core.redaction import printable
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from conquiet.management.redis_admin import RedisAdmin
 
 _DAY_S = 86_400.0
-_INBOX = "conquiet_inbox"
 
 
 def check_unread_groups(facts: "RedisFacts") -> Iterator[Finding]:
@@ -94,9 +92,13 @@ def examine_inbox(
     """
     from sqlalchemy import inspect
 
-    if not inspect(engine).has_table(_INBOX):
+    from conquiet.management.database_view import DatabaseView
+
+    if not inspect(engine).has_table("conquiet_inbox"):
         return []
-    return run_checks(CHECKS, RetentionFacts(retention_s, _oldest_row_s(engine), sources))
+    return run_checks(
+        CHECKS, RetentionFacts(retention_s, DatabaseView(engine).inbox(most_rows=1).oldest_age_s, sources)
+    )
 
 
 def check_purge(facts: RetentionFacts) -> Iterator[Finding]:
@@ -125,25 +127,6 @@ def check_redelivery(facts: RetentionFacts) -> Iterator[Finding]:
 
 
 CHECKS = (check_purge, check_redelivery)
-
-
-def _oldest_row_s(engine: "Engine") -> float | None:
-    from sqlalchemy import text
-
-    from conquiet.db import sql
-    from conquiet.db.dialects import is_postgres
-
-    name = sql.quoted(_INBOX, sql.DOUBLE_QUOTE if is_postgres(engine) else sql.BACKTICK)
-    with engine.connect() as connection:
-        oldest = connection.scalar(text(f"SELECT MIN(handled_at) FROM {name}"))  # noqa: S608 - a checked identifier
-    if oldest is None:
-        return None
-    if not isinstance(oldest, datetime):  # SQLite has text
-        oldest = datetime.fromisoformat(str(oldest))
-    if oldest.tzinfo is None:
-        oldest = oldest.replace(tzinfo=UTC)
-    # The clock of this host is exact enough for a comparison in days.
-    return (datetime.now(UTC) - oldest).total_seconds()
 
 
 def find_redelivery_sources(server: "RedisAdmin") -> tuple[RedeliverySource, ...]:

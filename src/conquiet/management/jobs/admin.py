@@ -15,10 +15,10 @@ from typing import Any
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_positive
 from conquiet.errors import ConfigurationError
-from conquiet.management.jobs.bulk import BulkAction, BulkReport, BulkRequest, BulkRunner
+from conquiet.management.jobs.bulk import BulkReport, BulkRequest, BulkRunner
 from conquiet.management.jobs.control import ChangeReport, JobChange, JobControl
 from conquiet.management.jobs.history import join_facts, phase_rank
-from conquiet.management.jobs.models import EVERY_JOB, JobFilter, JobHistory, JobList, JobPhase, JobReport
+from conquiet.management.jobs.models import EVERY_JOB, BulkAction, JobFilter, JobHistory, JobList, JobPhase, JobReport
 from conquiet.management.jobs.reader import SCAN_LIMIT, JobReader
 from conquiet.management.jobs.reset import ResetReport, require_confirmation, reset
 from conquiet.management.jobs.search import SEARCH_LIMIT, Search

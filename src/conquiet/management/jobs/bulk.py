@@ -12,7 +12,6 @@ See docs/decisions/0047.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import msgspec
 
@@ -22,7 +21,7 @@ from conquiet.core.validation import require_positive, require_seconds, require_
 from conquiet.errors import ConfigurationError
 from conquiet.management.jobs.control import ChangeReport, JobChange, JobControl
 from conquiet.management.jobs.decoding import JobDecoder
-from conquiet.management.jobs.models import JobFilter, JobPhase, JobReport
+from conquiet.management.jobs.models import BulkAction, JobFilter, JobPhase, JobReport
 from conquiet.management.jobs.reader import JobReader
 from conquiet.management.models import Report
 
@@ -34,15 +33,6 @@ _LISTS = frozenset({JobPhase.PARKED, JobPhase.BEHIND})
 
 
 _Step = tuple[Sequence[JobReport], int, str]
-
-
-class BulkAction(StrEnum):
-    """Change of each job."""
-
-    CANCEL = "cancel"
-    RUN_NOW = "run-now"
-    RESCHEDULE = "reschedule"
-    RETRY = "retry"
 
 
 _PHASES = {

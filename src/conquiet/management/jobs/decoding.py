@@ -72,6 +72,8 @@ class JobDecoder:
         if self._group and record.group and record.group != self._group:
             return None
         since_ms = record.emitted_ms or dead.died_ms
+        payload = record.payload or {}
+        key, data = payload.get("key"), payload.get("data")
         return JobReport(
             id=record.id,
             event=record.event,
@@ -86,10 +88,10 @@ class JobDecoder:
             deliveries=record.deliveries,
             error_type=record.error_type,
             reason=record.reason,
-            key=_key_of(record.payload),
-            caused_by=cause_of(None if record.payload is None else record.payload.get("headers")),
+            key=key if isinstance(key, str) else "",
+            caused_by=cause_of(payload.get("headers")),
             attempts=_attempts_of(dead),
-            data=_data_of(record.payload) if self._with_data else None,
+            data=(data if isinstance(data, dict) else record.payload) if self._with_data else None,
         )
 
     def _report(self, raw: bytes, phase: JobPhase, now_ms: int, *, place: str = "", **facts: Any) -> JobReport | None:
@@ -140,11 +142,6 @@ def read_envelope(raw: bytes, place: str) -> Envelope | None:
         return None
 
 
-def _data_of(payload: dict[str, Any] | None) -> dict[str, Any] | None:
-    data = None if payload is None else payload.get("data")
-    return data if isinstance(data, dict) else payload
-
-
 def cause_of(headers: Any) -> RelatedMessage | None:
     """Return the message that caused this one, from its headers."""
     found = read_cause(headers if isinstance(headers, Mapping) else None)
@@ -162,7 +159,7 @@ def as_attempts(failures: Sequence[FailedAttempt]) -> tuple[JobAttempt, ...]:
 def _attempts_of(dead: DeadMessage) -> tuple[JobAttempt, ...]:
     """Return the attempts of a dead letter: the attempts in its message, and the last one."""
     record = dead.record
-    earlier = as_attempts(read_attempts(None if record.payload is None else record.payload.get("failures")))
+    earlier = as_attempts(read_attempts((record.payload or {}).get("failures")))
     if not record.attempts:
         return earlier
     took_s = in_seconds(record.duration_ms or None)
@@ -172,8 +169,3 @@ def _attempts_of(dead: DeadMessage) -> tuple[JobAttempt, ...]:
 def in_seconds(milliseconds: int | None) -> float | None:
     """Return milliseconds as seconds; None if unknown."""
     return None if milliseconds is None else milliseconds / 1000
-
-
-def _key_of(payload: dict[str, Any] | None) -> str:
-    key = None if payload is None else payload.get("key")
-    return key if isinstance(key, str) else ""

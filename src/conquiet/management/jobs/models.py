@@ -33,6 +33,15 @@ LISTED = tuple(phase for phase in JobPhase if phase not in {JobPhase.SUCCEEDED, 
 """The phases that can be listed."""
 
 
+class BulkAction(StrEnum):
+    """Change of each job, by ``JobAdmin.bulk``."""
+
+    CANCEL = "cancel"
+    RUN_NOW = "run-now"
+    RESCHEDULE = "reschedule"
+    RETRY = "retry"
+
+
 @dataclass(frozen=True, slots=True)
 class JobAttempt(Report):
     """One attempt of a job.

@@ -1,12 +1,13 @@
 """Find one job by its id. The server searches messages in steps, up to a limit. Changes nothing."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from conquiet.core.json_codec import encode_json
 from conquiet.core.validation import require_positive, require_text
 from conquiet.management.jobs.models import JobReport
 from conquiet.management.jobs.reader import Group, JobReader
+from conquiet.processor.dead_letters import read_dead_message
 from conquiet.redis_transport.ids import is_entry_id, parse_id
 
 SEARCH_LIMIT = 200_000
@@ -56,11 +57,26 @@ class Search:
         self._now_ms = await self._reader.now_ms()
         for group in groups:
             await self._search_running(group)
-        await self._search_delayed()
-        await self._search_parked()
-        await self._search_behind()
-        await self._search_stream(groups)
-        await self._search_dead()
+        keys, decoder, now_ms = self._keys, self._decoder, self._now_ms
+        await self._search(
+            "job_search_delayed", [(keys.delayed,)], "0", lambda found: decoder.delayed(found[0], found[1], now_ms)
+        )
+        parked = [
+            (keys.parked_event(event.decode(errors="backslashreplace")),)
+            for event in await self._reader.parked_events()
+        ]
+        await self._search("job_search_parked", parked, "0", lambda raw: decoder.parked(raw, now_ms))
+        behind = (keys.waiting_keys, keys.order)
+        await self._search("job_search_behind", [behind], "0:0", lambda raw: decoder.behind(raw, now_ms))
+        undelivered = min((group.last_delivered for group in groups), key=parse_id, default="0-0")
+        if is_entry_id(self.id) and parse_id(self.id) > parse_id(undelivered):
+            # The server generated the id: the entry is read directly.
+            for entry in await self._reader.send("XRANGE", keys.stream, self.id, self.id):
+                self._offer(decoder.entry(entry[0], entry[1], now_ms))
+        await self._search(
+            "job_search", [(keys.stream,)], undelivered, lambda found: decoder.entry(found[0], found[1], now_ms)
+        )
+        await self._search("job_search", [(keys.dead,)], "0-0", self._read_dead)
         return self
 
     async def _search_running(self, group: Group) -> None:
@@ -74,73 +90,24 @@ class Search:
                 return
             position = f"({rows[-1][0].decode()}"
 
-    async def _search_delayed(self) -> None:
-        cursor = 0
+    async def _search(
+        self, script: str, places: Sequence[Sequence[str]], start: str, read: Callable[[Any], JobReport | None]
+    ) -> None:
+        """Search the keys of each place step by step. ``read`` decodes what a script has found."""
         self._here = 0
-        while self._may_go_on:
-            following, seen, pairs = await self._call("job_search_delayed", (self._keys.delayed,), cursor)
-            jobs = zip(pairs[::2], pairs[1::2], strict=True)
-            self._read(seen, [self._decoder.delayed(raw, due, self._now_ms) for raw, due in jobs])
-            cursor = int(following)
-            if cursor == 0:
-                return
+        for keys in places:
+            position: bytes | int | str | None = start
+            while position is not None and self._may_go_on:
+                step = (position, _STEP_ON_SERVER, self._text)
+                position, seen, found = await self._reader.call(script, keys, step)
+                self._read(seen, [read(one) for one in found])
 
-    async def _search_parked(self) -> None:
-        self._here = 0
-        for event in await self._reader.parked_events():
-            name = self._keys.parked_event(event.decode(errors="backslashreplace"))
-            place = 0
-            while self._may_go_on:
-                seen, members = await self._call("job_search_parked", (name,), place)
-                self._read(seen, [self._decoder.parked(raw, self._now_ms) for raw in members])
-                place += seen
-                if seen < _STEP_ON_SERVER:
-                    break
-
-    async def _search_behind(self) -> None:
-        names = (self._keys.waiting_keys, self._keys.order)
-        number, place = 0, 0
-        self._here = 0
-        while self._may_go_on:
-            reply = await self._call("job_search_behind", names, number, place)
-            if reply is None:
-                return
-            seen, members = reply
-            self._read(seen, [self._decoder.behind(raw, self._now_ms) for raw in members])
-            number, place = (number, place + seen) if seen == _STEP_ON_SERVER else (number + 1, 0)
-
-    async def _search_stream(self, groups: Sequence[Group]) -> None:
-        """Search the undelivered entries. An id that the server generated is read directly."""
-        first = min((group.last_delivered for group in groups), key=parse_id, default="0-0")
-        if is_entry_id(self.id):
-            for entry_id, fields in await self._reader.send("XRANGE", self._keys.stream, self.id, self.id):
-                if parse_id(entry_id.decode()) > parse_id(first):
-                    self._offer(self._decoder.entry(entry_id, fields, self._now_ms))
-        async for entry_id, fields in self._matches(self._keys.stream, first):
-            self._offer(self._decoder.entry(entry_id, fields, self._now_ms))
-
-    async def _search_dead(self) -> None:
-        async for entry_id, _ in self._matches(self._keys.dead, "0-0"):
-            dead = await self._reader.dead_letters.show(entry_id.decode())
-            if dead is not None and dead.record.id == self.id:
-                self.tracebacks.append(dead.record.traceback)
-                self._offer(self._decoder.dead(dead, self._now_ms))
-
-    async def _matches(self, key: str, after: str) -> AsyncIterator[tuple[bytes, Any]]:
-        position = after
-        self._here = 0
-        while self._may_go_on:
-            seen, last, found = await self._call("job_search", (key,), f"({position}")
-            for entry_id, fields in found:
-                yield entry_id, fields
-            self._read(seen, ())
-            if seen < _STEP_ON_SERVER:
-                return
-            position = last.decode()
-
-    async def _call(self, script: str, keys: Sequence[str], *position: str | int) -> Any:
-        """Search one step of a place, from a position."""
-        return await self._reader.call(script, keys, (*position, _STEP_ON_SERVER, self._text))
+    def _read_dead(self, entry: Any) -> JobReport | None:
+        dead = read_dead_message(*entry)
+        if dead.record.id != self.id:
+            return None
+        self.tracebacks.append(dead.record.traceback)
+        return self._decoder.dead(dead, self._now_ms)
 
     @property
     def _may_go_on(self) -> bool:

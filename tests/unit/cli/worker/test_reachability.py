@@ -5,6 +5,7 @@ import socket
 import pytest
 from redis.exceptions import AuthenticationError, BusyLoadingError, NoPermissionError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.sentinel import MasterNotFoundError
 
 from conquiet.cli.worker.reachability import unreachable_server
 from conquiet.errors import QueueError, RabbitConnectionError
@@ -21,6 +22,7 @@ def caused(error: BaseException, cause: BaseException) -> BaseException:
         (RedisConnectionError("Error 111 connecting to 10.0.0.7:6379. Connection refused."), "Redis at 10.0.0.7:6379"),
         (RedisConnectionError("Error -2 connecting to redis:6379. Name or service not known."), "Redis at redis:6379"),
         (BusyLoadingError("Redis is loading the dataset in memory"), "Redis"),
+        (caused(QueueError("XREADGROUP"), MasterNotFoundError("No master found for 'shop'")), "Redis"),
         (
             caused(
                 RabbitConnectionError("cannot connect to RabbitMQ at amqp://broker:5672: ConnectionRefusedError"),

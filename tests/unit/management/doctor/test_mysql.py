@@ -17,14 +17,8 @@ HEALTHY = {
 }
 
 
-INDEXES = {
-    "conquiet_inbox": frozenset({"PRIMARY", "by_age"}),
-    "conquiet_outbox": frozenset({"PRIMARY", "by_due", "by_key"}),
-}
-
-
 def mysql(changed: dict[str, str] | None = None, *, used: int = 1) -> dict[str, Severity]:
-    facts = MySQLFacts(settings=HEALTHY | (changed or {}), connections=used, indexes=INDEXES)
+    facts = MySQLFacts(settings=HEALTHY | (changed or {}), connections=used)
     return {finding.check: finding.severity for check in MYSQL_CHECKS for finding in check(facts)}
 
 
@@ -51,7 +45,7 @@ def test_a_dangerous_setting_of_mysql_is_found(changed: dict[str, str], check: s
 def test_mariadb_names_its_isolation_level_differently() -> None:
     facts = {key: value for key, value in HEALTHY.items() if key != "transaction_isolation"}
     mariadb = {"version": "10.11.2-MariaDB", "tx_isolation": "SERIALIZABLE"}
-    found = MySQLFacts(settings=facts | mariadb, connections=1, indexes=INDEXES)
+    found = MySQLFacts(settings=facts | mariadb, connections=1)
 
     assert [finding.check for check in MYSQL_CHECKS for finding in check(found)] == ["mysql.isolation"]
 

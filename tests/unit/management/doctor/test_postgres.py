@@ -6,7 +6,18 @@ import pytest
 
 from conquiet.management.doctor.findings import Severity, run_checks
 from conquiet.management.doctor.postgres import CHECKS, PostgresFacts
+from conquiet.transactional.migrations import TableLayout
+from conquiet.transactional.schema import SCHEMA_VERSION
 
+INBOX = TableLayout(
+    "conquiet_inbox",
+    exists=True,
+    recorded=SCHEMA_VERSION,
+    missing_columns=(),
+    missing_indexes=(),
+    statements=(),
+)
+OUTBOX = replace(INBOX, table="conquiet_outbox")
 HEALTHY = PostgresFacts(
     settings={
         "server_version": "15.18",
@@ -20,10 +31,7 @@ HEALTHY = PostgresFacts(
     },
     is_standby=False,
     connections=5,
-    indexes={
-        "conquiet_inbox": frozenset({"conquiet_inbox_pkey", "conquiet_inbox_by_age"}),
-        "conquiet_outbox": frozenset({"conquiet_outbox_pkey", "conquiet_outbox_by_due", "conquiet_outbox_by_key"}),
-    },
+    layouts=(INBOX, OUTBOX),
     long_transactions=(),
 )
 
@@ -47,12 +55,14 @@ def test_a_healthy_server_has_no_finding() -> None:
         (with_setting("synchronous_commit", "off"), "postgres.synchronous_commit", Severity.WARNING),
         (replace(HEALTHY, wanted_connections=101), "postgres.max_connections", Severity.ERROR),
         (replace(HEALTHY, connections=81), "postgres.max_connections", Severity.WARNING),
-        (replace(HEALTHY, indexes={}), "postgres.tables", Severity.WARNING),
+        (replace(HEALTHY, layouts=(replace(INBOX, exists=False), OUTBOX)), "postgres.tables", Severity.WARNING),
+        (replace(HEALTHY, without_key={"conquiet_inbox"}), "postgres.indexes", Severity.ERROR),
         (
-            replace(HEALTHY, indexes={**HEALTHY.indexes, "conquiet_inbox": frozenset({"conquiet_inbox_by_age"})}),
+            replace(HEALTHY, layouts=(INBOX, replace(OUTBOX, missing_indexes=("conquiet_outbox_by_due",)))),
             "postgres.indexes",
             Severity.ERROR,
         ),
+        (replace(HEALTHY, layouts=(INBOX, replace(OUTBOX, recorded=1))), "database.schema", Severity.WARNING),
         (replace(HEALTHY, overdue={"leger": 90.0}), "postgres.outbox_overdue", Severity.WARNING),
         (replace(HEALTHY, long_transactions=((17, 3_600, True),)), "postgres.long_transactions", Severity.WARNING),
     ],
