@@ -62,14 +62,14 @@ class SyncerWorkers(ABC):
         """Start no message from now on. Only assigns, so any thread and a signal handler may call it."""
         self._halted = True
 
-    @abstractmethod
     def take_unstarted(self) -> list[Delivery]:
         """Remove and return unstarted deliveries."""
+        unstarted, self._unstarted = self._unstarted, []
+        return unstarted + self._take_queued()
 
-    @property
     @abstractmethod
-    def running(self) -> int:
-        """Number of messages that the syncer is handling."""
+    def _take_queued(self) -> list[Delivery]:
+        """Remove and return the deliveries that no worker has taken."""
 
     @abstractmethod
     def owns_current_task(self) -> bool:
@@ -114,9 +114,7 @@ class PoolWorkers(SyncerWorkers, Generic[T]):
 
     def _abort(self) -> int:
         """Cancel running syncers; their messages stay unsettled."""
-        running = self.running
-        self._pool.abort()
-        return running
+        return self._pool.abort()
 
     async def close(self) -> int:
         """See :class:`SyncerWorkers`."""
@@ -130,21 +128,15 @@ class TaskWorkers(PoolWorkers[Delivery]):
 
     def __init__(self, syncer: Callable[[Any], Any], pipeline: Pipeline, concurrency: int, finish: Finish) -> None:
         super().__init__(syncer, pipeline, concurrency, finish)
-        self._pool = WorkerPool(concurrency, self._run, on_free=_ignore)
+        # The broker sends messages without a request: nothing is to be done when a worker is free.
+        self._pool = WorkerPool(concurrency, self._run, on_free=lambda: None)
 
     def submit(self, deliveries: list[Delivery]) -> None:
         """See :class:`SyncerWorkers`."""
         self._pool.put(deliveries)
 
-    def take_unstarted(self) -> list[Delivery]:
-        """See :class:`SyncerWorkers`."""
-        unstarted, self._unstarted = self._unstarted, []
-        return unstarted + self._pool.drain_queue()
-
-    @property
-    def running(self) -> int:
-        """See :class:`SyncerWorkers`."""
-        return self._pool.active
+    def _take_queued(self) -> list[Delivery]:
+        return self._pool.drain_queue()
 
     def _run(self, delivery: Delivery) -> Awaitable[None] | None:
         if self._halted:
@@ -211,23 +203,17 @@ class ThreadWorkers(SyncerWorkers):
         for delivery in deliveries:
             self._buffer.put(delivery)
 
-    def take_unstarted(self) -> list[Delivery]:
-        """See :class:`SyncerWorkers`."""
-        unstarted, self._unstarted = self._unstarted, []
+    def _take_queued(self) -> list[Delivery]:
+        queued: list[Delivery] = []
         while not self._closing:  # once closing, leave the marks in the queue that end the threads
             try:
                 delivery = self._buffer.get_nowait()
             except queue.Empty:
                 break
             if delivery is not None:
-                unstarted.append(delivery)
-        self._outstanding.difference_update(unstarted)
-        return unstarted
-
-    @property
-    def running(self) -> int:
-        """See :class:`SyncerWorkers`."""
-        return max(0, len(self._outstanding) - self._buffer.qsize())
+                queued.append(delivery)
+        self._outstanding.difference_update(queued)
+        return queued
 
     def owns_current_task(self) -> bool:
         """Return False: plain functions have no task."""
@@ -291,7 +277,3 @@ class ThreadWorkers(SyncerWorkers):
                 delivery.session.skip(delivery)
         if not self._outstanding:
             self._idle.set()
-
-
-def _ignore() -> None:
-    """Do nothing when a worker is free: the broker sends messages without a request."""
