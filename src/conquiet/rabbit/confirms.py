@@ -65,7 +65,7 @@ class ConfirmChannel:
         self._by_key: dict[_Key, deque[int]] = defaultdict(deque)
         self._returned: set[int] = set()
         link.lost.add_done_callback(lambda _: self._fail_all())
-        link.on_blocked = self._on_blocked  # the link is older than its channel
+        link.on_blocked = self._on_blocked
 
     @property
     def is_stale(self) -> bool:
@@ -99,9 +99,7 @@ class ConfirmChannel:
         confirmation: asyncio.Future[str] = self._loop.create_future()
         self._waiting[number] = (confirmation, key)
         self._by_key[key].append(number)
-        if not self.link.publish(
-            message.exchange, message.routing_key, message.body, message.properties, mandatory=True
-        ):
+        if not self.link.publish(message.exchange, message.routing_key, message.body, message.properties):
             self._resolve(number, "lost")
         return confirmation
 

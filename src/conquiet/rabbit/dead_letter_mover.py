@@ -42,17 +42,14 @@ class DeadLetterMover:
     Args:
         address: The broker.
         queue: The consumed queue.
-        publisher: Publishes to ``<queue>.dead``; closed with the mover.
         fail: Called with the reason if messages cannot be moved.
         backoff: Waiting times before retries of a move.
     """
 
-    def __init__(
-        self, address: Address, queue: str, publisher: Publisher, fail: Callable[[RabbitError], None], backoff: Backoff
-    ) -> None:
+    def __init__(self, address: Address, queue: str, fail: Callable[[RabbitError], None], backoff: Backoff) -> None:
         self._address = address
         self._queue = queue
-        self._publisher = publisher
+        self._publisher = Publisher(address.urls, timeout_s=address.timeout_s, ssl_context=address.ssl_context)
         self._fail = fail
         self._backoff = backoff
         self._target = dead_queue(queue)

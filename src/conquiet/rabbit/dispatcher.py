@@ -27,7 +27,6 @@ from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.outage import SyncerPause
 from conquiet.rabbit.pipeline import Pipeline
 from conquiet.rabbit.proca.decrypt import KeyFault
-from conquiet.rabbit.publisher import Publisher
 from conquiet.rabbit.settings import RabbitSettings
 from conquiet.rabbit.settle import Disposition, SettlePolicy, Verdict, attempt_of, decide
 from conquiet.rabbit.settlement_log import report_unprocessed
@@ -84,8 +83,7 @@ class Dispatcher:
         else:
             self._workers = BatchWorkers(syncer, pipeline, settings.concurrency, self._on_finished, settings.batches)
         self._outage = SyncerPause(self._queue, self._workers.submit, self._workers.take_unstarted, settings.outage)
-        publisher = Publisher(address.urls, timeout_s=settings.connect_timeout_s, ssl_context=settings.ssl_context)
-        self._mover = DeadLetterMover(address, self._queue, publisher, fail, settings.reconnect)
+        self._mover = DeadLetterMover(address, self._queue, fail, settings.reconnect)
 
     @property
     def is_paused(self) -> bool:
