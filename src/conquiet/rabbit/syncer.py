@@ -52,11 +52,9 @@ class Unavailable:
     """The syncer raised ``InfrastructureError``: a server that it needs is unavailable; the message is not at fault.
 
     Attributes:
-        error: Name of the exception's type.
         failure: The exception.
     """
 
-    error: str
     failure: BaseException | None = field(default=None, repr=False, compare=False)
 
 
@@ -109,5 +107,5 @@ def interpret_error(error: BaseException, *, who: str = "the syncer") -> Rejecte
     if isinstance(error, DeadLetterNow):
         return Rejected(str(error))
     if isinstance(error, InfrastructureError):
-        return Unavailable(type(error).__name__, error)
+        return Unavailable(error)
     return ContractBroken(f"{who} raised {type(error).__name__}", error)
