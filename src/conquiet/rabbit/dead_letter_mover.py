@@ -23,7 +23,7 @@ from conquiet.errors import (
 from conquiet.rabbit.address import Address, require_name
 from conquiet.rabbit.confirms import Encoded
 from conquiet.rabbit.connection import REFUSED, Link
-from conquiet.rabbit.dead_letter_headers import dead_queue, reason_of, with_move_record
+from conquiet.rabbit.dead_letter_headers import dead_queue, with_move_record
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.publisher import Publisher
 from conquiet.rabbit.settle import Verdict
@@ -109,7 +109,7 @@ class DeadLetterMover:
             "to": self._target,
             "delivery_tag": delivery.tag,
             "message_id": printable(message.message_id),
-            "reason": reason_of(verdict),
+            "reason": verdict.reason,
         }
         logger.warning("message moved", **facts)
 

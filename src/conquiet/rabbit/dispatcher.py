@@ -213,7 +213,7 @@ class Dispatcher:
         # If two messages break the contract, an outage is likelier than two poison messages. So a process dead-letters
         # at most one of them.
         self.policy = replace(self.policy, poison_guard=False)
-        reason = getattr(verdict, "reason", type(verdict).__name__)
+        reason = verdict.reason
         if isinstance(verdict, KeyFault):
             reason = f"{reason} (public key {verdict.public})"
         failure = FatalSyncerError(

@@ -6,7 +6,7 @@ See docs/decisions/0021.
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from conquiet.errors import ConquietError, InfrastructureError
 
@@ -17,10 +17,14 @@ Syncer = Callable[[Any], bool] | Callable[[Any], Awaitable[bool]]
 class Done:
     """The syncer returned True."""
 
+    reason: ClassVar[str] = ""
+
 
 @dataclass(frozen=True, slots=True)
 class Refused:
     """The syncer returned False: the message may be tried again."""
+
+    reason: ClassVar[str] = "refused"
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,7 @@ class TaskWorkers(PoolWorkers[Delivery]):
                 if tracing.active is None:
                     report = interpret_result(await self._syncer(prepared.message))
                 else:
-                    with process_span(delivery) as span:
+                    with process_span(tracing.active, delivery) as span:
                         report = interpret_result(await self._syncer(prepared.message))
                         record_report(span, report)
             else:
@@ -257,7 +257,7 @@ class ThreadWorkers(SyncerWorkers):
             who = "the syncer"
             if tracing.active is None:
                 return interpret_result(self._syncer(prepared.message))
-            with process_span(delivery) as span:
+            with process_span(tracing.active, delivery) as span:
                 report = interpret_result(self._syncer(prepared.message))
                 record_report(span, report)
                 return report
