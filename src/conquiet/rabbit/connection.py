@@ -88,7 +88,6 @@ class Link:
         self._connection: Any = None
         self._channel: Any = None
         self._consumer_tag: str | None = None
-        self._opened: asyncio.Future[None] = self._loop.create_future()
         self._connection_over = asyncio.Event()
         self._channel_over = asyncio.Event()
         self._on_empty: Callable[[], None] = lambda: None
@@ -109,7 +108,6 @@ class Link:
                 await link._connect(address.parameters(attempt))
                 link._channel = await link.request(lambda _, done: link._connection.channel(on_open_callback=done))
         except BaseException as error:
-            link._opened.cancel()  # never awaited: asyncio would report an error set in it now as unhandled
             link.abort()
             if isinstance(error, TimeoutError):
                 raise RabbitConnectionError(
@@ -179,10 +177,9 @@ class Link:
             raise RabbitConnectionError(
                 f"no answer from RabbitMQ within {self._timeout_s} s", reason="timeout"
             ) from error
-        if answer.done():
-            return answer.result()
-        loss = self.lost.result()
-        raise RabbitConnectionError("the connection to RabbitMQ was lost", reason=loss.reason) from loss.error
+        if not answer.done():
+            self._raise_if_lost()
+        return answer.result()
 
     @property
     def refusal(self) -> int | None:
@@ -316,10 +313,11 @@ class Link:
 
     # -------------------------------------------------------------- inside
     async def _connect(self, parameters: Any) -> None:
+        opened: asyncio.Future[Any] = self._loop.create_future()
         self._connection = AmqpConnection(
             parameters,
-            on_open_callback=self._on_open,
-            on_open_error_callback=self._on_open_error,
+            on_open_callback=opened.set_result,
+            on_open_error_callback=self._on_connection_closed,
             on_close_callback=self._on_connection_closed,
         )
         self._connection.add_on_connection_blocked_callback(lambda *_: self.on_blocked(True))  # noqa: FBT003
@@ -328,7 +326,13 @@ class Link:
             await self._connection.connect()
         except OSError as error:
             raise RabbitConnectionError("cannot connect to RabbitMQ", reason=_reason(error)) from error
-        await self._opened
+        await asyncio.wait((opened, self.lost), return_when=asyncio.FIRST_COMPLETED)
+        self._raise_if_lost()
+
+    def _raise_if_lost(self) -> None:
+        if self.lost.done():
+            loss = self.lost.result()
+            raise RabbitConnectionError("the connection to RabbitMQ was lost", reason=loss.reason) from loss.error
 
     def _order(self, send: Callable[[], object]) -> bool:
         if not self.is_open:
@@ -355,17 +359,6 @@ class Link:
         if not self.lost.done():
             code = getattr(error, "reply_code", None)
             self.lost.set_result(Loss(kind, _reason(error), code if isinstance(code, int) else None, error))
-
-    def _on_open(self, _connection: Any) -> None:
-        if not self._opened.done():
-            self._opened.set_result(None)
-
-    def _on_open_error(self, _connection: Any, error: Any) -> None:
-        self._connection_over.set()
-        if not self._opened.done():
-            failure = RabbitConnectionError("cannot connect to RabbitMQ", reason=_reason(error))
-            failure.__cause__ = error if isinstance(error, BaseException) else None
-            self._opened.set_exception(failure)
 
     def _on_connection_closed(self, _connection: Any, error: BaseException) -> None:
         self._connection_over.set()
