@@ -30,14 +30,12 @@ from conquiet.rabbit.proca.decrypt import KeyFault
 from conquiet.rabbit.settings import RabbitSettings
 from conquiet.rabbit.settle import Disposition, SettlePolicy, Verdict, attempt_of, decide
 from conquiet.rabbit.settlement_log import report_unprocessed
-from conquiet.rabbit.syncer import DONE, ContractBroken, Postponed, Syncer, Unavailable
+from conquiet.rabbit.syncer import DONE, ContractBroken, Interruption, Syncer
 from conquiet.rabbit.workers import RunResult, SyncerWorkers, TaskWorkers, ThreadWorkers
 
 logger = FactLogger(__name__)
 
-_MOVING: Final = {Disposition.DEAD_LETTER: Disposition.MOVE}
 _STOPPING: Final = frozenset({Disposition.STOP, Disposition.DEAD_LETTER_AND_STOP})
-_INTERRUPTIONS: Final = (Unavailable, Postponed)
 
 
 class Dispatcher:
@@ -168,7 +166,7 @@ class Dispatcher:
                 # Shortcut: decide() returns the same, but needs decoded headers.
                 delivery.session.acknowledge(delivery)
                 self._outage.finished(delivery)
-            elif isinstance(report, _INTERRUPTIONS):
+            elif isinstance(report, Interruption):
                 self._stats.add(DeliveryOutcome.POSTPONED)
                 if self._halted:
                     self._unstarted.append(delivery)
@@ -189,8 +187,8 @@ class Dispatcher:
     def _settle(self, delivery: Delivery, verdict: Verdict) -> None:
         facts = delivery.facts
         disposition = decide(verdict, facts, self.policy)
-        if self.moves:
-            disposition = _MOVING.get(disposition, disposition)
+        if self.moves and disposition is Disposition.DEAD_LETTER:
+            disposition = Disposition.MOVE
         tracebacks = self._settings.log_tracebacks
         attempt = attempt_of(facts, self.policy)
         report_unprocessed(delivery, verdict, disposition, attempt, tracebacks=tracebacks)
