@@ -26,7 +26,7 @@ from conquiet.rabbit.batch_results import CURRENT_BATCH, BrokenError, failure_of
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.pipeline import Pipeline, Ready
 from conquiet.rabbit.spans import batch_span
-from conquiet.rabbit.syncer import ContractBroken, interpret_error
+from conquiet.rabbit.syncer import ContractBroken
 from conquiet.rabbit.workers import Finish, PoolWorkers
 
 Member = tuple[Delivery, Any]
@@ -136,12 +136,6 @@ class BatchWorkers(PoolWorkers[_Batch]):
 
     def _is_halted(self) -> bool:
         return self._halted  # can change whenever a verdict is reported
-
-    def _prepared(self, delivery: Delivery) -> Any:
-        try:
-            return self._prepare(delivery.headers if self._reads_headers else None, delivery.body)
-        except BaseException as error:  # noqa: BLE001 - a model or a key store may raise anything, SystemExit too
-            return interpret_error(error, who="preparing the message")
 
     async def _call(self, members: list[Member]) -> list[Any] | None:
         messages = [message for _, message in members]

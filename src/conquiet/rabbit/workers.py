@@ -94,6 +94,13 @@ class SyncerWorkers(ABC):
         """End all workers and return the number of abandoned messages."""
         return self.abandon()
 
+    def _prepared(self, delivery: Delivery) -> Ready | RunResult:
+        """Return the message for the syncer, or the report of a message that does not reach it."""
+        try:
+            return self._prepare(delivery.headers if self._reads_headers else None, delivery.body)
+        except BaseException as error:  # noqa: BLE001 - a model or a key store may raise anything, SystemExit too
+            return interpret_error(error, who="preparing the message")
+
 
 class PoolWorkers(SyncerWorkers, Generic[T]):
     """The common part of the workers that run messages or batches in a worker pool, on the event loop."""
@@ -148,29 +155,24 @@ class TaskWorkers(PoolWorkers[Delivery]):
         return None
 
     async def _handle(self, delivery: Delivery) -> None:
-        report: RunResult
-        who = "preparing the message"
-        try:
-            prepared = self._prepare(delivery.headers if self._reads_headers else None, delivery.body)
-            if isinstance(prepared, Ready):
-                CURRENT.set(delivery)
-                who = "the syncer"
+        report = self._prepared(delivery)
+        if isinstance(report, Ready):
+            CURRENT.set(delivery)
+            try:
                 if tracing.active is None:
-                    report = interpret_result(await self._syncer(prepared.message))
+                    report = interpret_result(await self._syncer(report.message))
                 else:
                     with process_span(tracing.active, delivery) as span:
-                        report = interpret_result(await self._syncer(prepared.message))
+                        report = interpret_result(await self._syncer(report.message))
                         record_report(span, report)
-            else:
-                report = prepared
-        except GeneratorExit:  # the event loop is being torn down
-            raise
-        except asyncio.CancelledError as error:
-            if self._closing:
+            except GeneratorExit:  # the event loop is being torn down
                 raise
-            report = interpret_error(error, who=who)
-        except BaseException as error:  # noqa: BLE001 - a syncer, a model or a key store may raise anything, SystemExit too
-            report = interpret_error(error, who=who)
+            except asyncio.CancelledError as error:
+                if self._closing:
+                    raise
+                report = interpret_error(error)
+            except BaseException as error:  # noqa: BLE001 - a syncer may raise anything, SystemExit too
+                report = interpret_error(error)
         self._finish(delivery, report)
         if self._pool.in_flight == 1:  # this message; a later one would send its acknowledgement too
             delivery.session.flush()  # one iteration of the loop before the scheduled flush
@@ -248,21 +250,19 @@ class ThreadWorkers(SyncerWorkers):
                     return
 
     def _handle(self, delivery: Delivery) -> RunResult:
-        who = "preparing the message"
+        prepared = self._prepared(delivery)
+        if not isinstance(prepared, Ready):
+            return prepared
+        CURRENT.set(delivery)
         try:
-            prepared = self._prepare(delivery.headers if self._reads_headers else None, delivery.body)
-            if not isinstance(prepared, Ready):
-                return prepared
-            CURRENT.set(delivery)
-            who = "the syncer"
             if tracing.active is None:
                 return interpret_result(self._syncer(prepared.message))
             with process_span(tracing.active, delivery) as span:
                 report = interpret_result(self._syncer(prepared.message))
                 record_report(span, report)
                 return report
-        except BaseException as error:  # noqa: BLE001 - a syncer, a model or a key store may raise anything, SystemExit too
-            return interpret_error(error, who=who)
+        except BaseException as error:  # noqa: BLE001 - a syncer may raise anything, SystemExit too
+            return interpret_error(error)
 
     def _report(self) -> None:
         self._report_scheduled = False
