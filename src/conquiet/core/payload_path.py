@@ -13,7 +13,7 @@ from conquiet.core.redaction import printable
 def find_path(payload: Any, is_rejected: Callable[[Any], bool], *, max_depth: int) -> str:
     """Return the path of the first rejected value, or of the object with the first rejected key. Empty without one.
 
-    ``is_rejected`` receives values that are no containers, and each key as an object with this key only. The search
+    ``is_rejected`` receives values other than containers, and each key as an object with this key only. The search
     works level by level down to ``max_depth``, because a payload may contain itself. Beyond that depth it returns
     the path of the first container, which is nested too deeply.
     """

@@ -1,4 +1,4 @@
-"""The two message formats of the original, as types: what the sender writes. SPEC(004 §2.3). See ``normalize``."""
+"""The two message formats of the original, as types, in the form in which they are sent. SPEC(004 §2.3)."""
 
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
