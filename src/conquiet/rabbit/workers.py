@@ -135,7 +135,7 @@ class TaskWorkers(PoolWorkers[Delivery]):
 
     def __init__(self, syncer: Callable[[Any], Any], pipeline: Pipeline, concurrency: int, finish: Finish) -> None:
         super().__init__(syncer, pipeline, concurrency, finish)
-        # The broker sends messages without a request, so a free worker asks for none.
+        # The broker sends messages without a request, so a free worker requests none.
         self._pool = WorkerPool(concurrency, self._run, on_free=lambda: None)
 
     def submit(self, deliveries: list[Delivery]) -> None:
