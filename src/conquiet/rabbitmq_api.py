@@ -152,12 +152,15 @@ def _parse(api_url: str) -> tuple[SplitResult, int]:
 # ------------------------------------------------------------------ descriptions of queues
 def queue_setting(description: Any, name: str) -> Any:
     """Return a setting such as ``dead-letter-exchange``: the queue's argument, else its policy's value, else None."""
+    own, of_policy = _argument_and_policy(description, name)
+    return of_policy if own is None else own
+
+
+def _argument_and_policy(description: Any, name: str) -> tuple[Any, Any]:
     facts = description if isinstance(description, dict) else {}
     arguments, policy = facts.get("arguments"), facts.get("effective_policy_definition")
     own = arguments.get(f"x-{name}") if isinstance(arguments, dict) else None
-    if own is not None:  # an argument of the queue wins over its policy
-        return own
-    return policy.get(name) if isinstance(policy, dict) else None
+    return own, policy.get(name) if isinstance(policy, dict) else None
 
 
 def has_dead_letter_exchange(description: Any) -> bool:
@@ -184,9 +187,7 @@ def delivery_limit(description: dict[str, Any], version: str) -> int | None:
     """Return the number of deliveries after which the broker drops or dead-letters a message; None if unlimited."""
     if description.get("type") != "quorum":
         return None
-    arguments, policy = description.get("arguments") or {}, description.get("effective_policy_definition") or {}
-    given = (dict(arguments).get("x-delivery-limit"), dict(policy).get("delivery-limit"))
-    limits = [limit for limit in given if isinstance(limit, int)]
+    limits = [limit for limit in _argument_and_policy(description, "delivery-limit") if isinstance(limit, int)]
     if not limits and release_of(version) >= _DEFAULT_LIMIT_SINCE:
         limits = [DEFAULT_DELIVERY_LIMIT]
     return min((limit for limit in limits if limit >= 0), default=None)  # from 4.0 on, -1 means unlimited

@@ -19,7 +19,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 from conquiet.errors import ConfigurationError
@@ -30,23 +30,22 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class TerminationHandlers:
-    """The installed handlers. ``restore()``, or leaving the context, restores the previous handlers."""
+    """The installed handlers. ``restore()``, or leaving the context, restores the previous handlers.
+
+    Attributes:
+        received: The signal that requested the stop. None before the first signal.
+    """
 
     def __init__(self, stop_callback: Callable[[], None], force_callback: Callable[[], None] | None = None) -> None:
         self._stop_callback = stop_callback
         self._force_callback = force_callback
-        self._received: signal.Signals | None = None
+        self.received: signal.Signals | None = None
         self._waker: _LoopWaker | None = None
         self._previous = {signum: signal.signal(signum, self) for signum in _SIGNALS}
 
-    @property
-    def received(self) -> signal.Signals | None:
-        """The signal that requested the stop. None before the first signal."""
-        return self._received
-
     def __call__(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002 - Python's signature
         """Run as the signal handler: no lock, no logging, almost no allocation."""
-        if self._received is not None:
+        if self.received is not None:
             # A second signal: force the end. Unfinished messages stay pending.
             force, self._force_callback = self._force_callback, None
             if force is not None:
@@ -61,7 +60,7 @@ class TerminationHandlers:
             _thread.start_new_thread(_log_received, (signum,))
 
     def _ask_to_stop(self, signum: signal.Signals) -> None:
-        self._received = signum
+        self.received = signum
         self._stop_callback()
         # Two workers of one process installed handlers: stop both.
         previous = self._previous[signum]
@@ -86,9 +85,7 @@ class TerminationHandlers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.restore()
 
 

@@ -21,7 +21,6 @@ from conquiet.core.functions import is_coroutine_function
 from conquiet.errors import FatalSyncerError, InfrastructureError
 from conquiet.processor.dead_letter_record import DeadRecord
 from conquiet.rabbit.batch_results import CURRENT_BATCH, outcomes_of, report_of
-from conquiet.rabbit.dead_letter_headers import reason_of
 from conquiet.rabbit.delivery import CURRENT
 from conquiet.rabbit.pipeline import Pipeline, Ready
 from conquiet.rabbit.settings import RabbitSettings
@@ -147,7 +146,7 @@ class MemoryQueues:
                 self._waiting.append(replace(delivery, redelivered=True, attempt=delivery.attempt + 1))
             case Disposition.STOP | Disposition.DEAD_LETTER_AND_STOP:
                 self._waiting.appendleft(delivery)
-                reason = getattr(verdict, "reason", type(verdict).__name__)
+                reason = verdict.reason
                 raise FatalSyncerError(f"{reason}; queue {delivery.queue}", queue=delivery.queue, reason=reason)
             case _:
                 self._dead_letter(delivery, verdict)
@@ -181,7 +180,7 @@ class MemoryQueues:
                 event=delivery.queue,
                 attempts=delivery.attempt,
                 deliveries=delivery.attempt,
-                error=reason_of(verdict),
+                error=verdict.reason,
                 first_failed_ms=now_ms,
                 failed_ms=now_ms,
             )

@@ -4,7 +4,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, Final, Self
 
 from conquiet.core.lifecycle import Health
@@ -44,9 +43,7 @@ class BackgroundWorker(ABC):
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close. Raise the error that ended the worker, if any."""
         await self.close()
         if self._background is not None:

@@ -32,6 +32,8 @@ class MessageRef(NamedTuple):
     id: str
 
 
+_read_ref = msgspec.json.Decoder(MessageRef).decode  # a list of two texts
+
 Caused = list[MessageRef] | None
 """The messages that a handler has emitted. None if there are none."""
 
@@ -126,9 +128,6 @@ def read_cause(headers: Mapping[str, Any] | None) -> MessageRef | None:
     if not isinstance(raw, str) or len(raw) > _LONGEST:
         return None
     try:
-        found = json.loads(raw)
-    except ValueError:
+        return _read_ref(raw)
+    except (msgspec.DecodeError, UnicodeError):
         return None
-    if not isinstance(found, list) or len(found) != 2 or not all(isinstance(one, str) for one in found):  # noqa: PLR2004
-        return None
-    return MessageRef(*found)

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from conquiet.core import payload_path
+from conquiet.core.payload_path import find_path
 
 MAX_DEPTH = 100
 """Maximum nesting depth when writing. Readers accept more, up to their stack limit."""
@@ -136,21 +136,21 @@ def _encode_checked(value: Any, plain: bool, max_bytes: int) -> bytes:  # noqa: 
     return data
 
 
-_BAD: dict[str, tuple[payload_path.Test, payload_path.Test]] = {
-    NOT_FINITE: (payload_path.is_not_finite, payload_path.never),
-    NOT_JSON_TYPE: (payload_path.is_no_json, payload_path.never),
-    KEY_NOT_TEXT: (payload_path.never, payload_path.is_not_text),
-    LONE_SURROGATE: (payload_path.is_not_utf8, payload_path.is_not_utf8),
-    OUT_OF_RANGE: (payload_path.has_too_many_digits, payload_path.never),
-    TOO_DEEP: (payload_path.never, payload_path.never),
-}
-
-
 def _path(payload: Any, reason: str) -> str:
-    if reason not in _BAD or not isinstance(payload, dict | list | tuple):
+    if reason in {TOO_LARGE, NOT_AN_OBJECT} or not isinstance(payload, dict | list | tuple):
         return ""
-    bad_value, bad_key = _BAD[reason]
-    return payload_path.find_path(payload, bad_value=bad_value, bad_key=bad_key, max_depth=MAX_DEPTH)
+    return find_path(payload, lambda part: _reason_of(part) == reason, max_depth=MAX_DEPTH)
+
+
+def _reason_of(part: Any) -> str:
+    """Return the reason why a value, or an object with one key, is rejected. Empty if it is accepted."""
+    containers: list[Any] = []
+    try:
+        plain = _check_values((part,), containers)
+        _encode_checked(part, _check(containers) and plain, sys.maxsize)
+    except CodecError as error:
+        return error.reason
+    return ""
 
 
 def canonical(value: Any) -> bytes:

@@ -62,41 +62,35 @@ class Lifecycle:
 
     ``request_stop()`` and ``stop()`` only assign: they may be called from a signal handler, from another thread, twice,
     or before the start. No lock is used, so they cannot deadlock; each step is one assignment.
+
+    Attributes:
+        status: The current status. Set by the methods only.
+        is_forced: True after the second ``request_stop()``.
     """
 
-    __slots__ = ("_is_forced", "_is_requested", "_name", "_status")
+    __slots__ = ("_is_requested", "_name", "is_forced", "status")
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._status = Status.NEW
         self._is_requested = False
-        self._is_forced = False
-
-    @property
-    def status(self) -> Status:
-        """The current status."""
-        return self._status
+        self.status = Status.NEW
+        self.is_forced = False
 
     @property
     def is_stopping(self) -> bool:
         """True after the first ``stop()``, also once STOPPED."""
-        return self._status in {Status.STOPPING, Status.STOPPED}
-
-    @property
-    def is_forced(self) -> bool:
-        """True after the second ``request_stop()``."""
-        return self._is_forced
+        return self.status in {Status.STOPPING, Status.STOPPED}
 
     def start(self) -> None:
         """Change NEW to RUNNING. Raise ``LifecycleError`` in any other status."""
-        if self._status is not Status.NEW:
-            raise LifecycleError(f"{self._name} cannot start: it is {self._status.value}. Create a new one.")
-        self._status = Status.RUNNING
+        if self.status is not Status.NEW:
+            raise LifecycleError(f"{self._name} cannot start: it is {self.status.value}. Create a new one.")
+        self.status = Status.RUNNING
 
     def require_new(self, what: str) -> None:
         """Raise ``LifecycleError`` after the start: ``what`` can only be set before it."""
-        if self._status is not Status.NEW:
-            raise LifecycleError(f"{self._name} is {self._status.value}: its {what} can only be set before the start")
+        if self.status is not Status.NEW:
+            raise LifecycleError(f"{self._name} is {self.status.value}: its {what} can only be set before the start")
 
     def request_stop(self) -> bool:
         """Stop because the worker's ``stop()`` was called. Return True from the second call on: the stop is forced.
@@ -105,26 +99,26 @@ class Lifecycle:
         worker that ends already is not meant to abort its handlers.
         """
         if self._is_requested:
-            self._is_forced = True
+            self.is_forced = True
         self._is_requested = True
         self.stop()
-        return self._is_forced
+        return self.is_forced
 
     def stop(self) -> None:
         """Begin the stop. A worker that never ran is STOPPED immediately. A second call changes nothing."""
-        if self._status is Status.NEW:
-            self._status = Status.STOPPED
-        elif self._status is Status.RUNNING:
-            self._status = Status.STOPPING
+        if self.status is Status.NEW:
+            self.status = Status.STOPPED
+        elif self.status is Status.RUNNING:
+            self.status = Status.STOPPING
 
     def finish(self) -> None:
         """Change any status to STOPPED."""
-        self._status = Status.STOPPED
+        self.status = Status.STOPPED
 
     @property
     def _is_over(self) -> bool:
         """True before the start and after the end."""
-        return self._status in {Status.NEW, Status.STOPPED}
+        return self.status in {Status.NEW, Status.STOPPED}
 
 
 class AsyncLifecycle(Lifecycle):

@@ -18,6 +18,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 # MySQL allows more in a quoted identifier. Spaces, backticks, dots and unicode look-alikes are rejected because of the
 # risk of an injection.
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,63}")
+_PLAIN = "plain SQL identifier: letters, digits, _ and $, not starting with a digit, at most 64 characters"
 
 
 def require_positive(name: str, value: object) -> int:
@@ -59,10 +60,7 @@ def require_text(name: str, value: object) -> str:
 def require_identifier(name: str, value: object) -> str:
     """Return ``value`` if it is one plain SQL identifier (a column)."""
     if not isinstance(value, str) or _IDENTIFIER.fullmatch(value) is None:
-        raise ConfigurationError(
-            f"{name} must be a plain SQL identifier: letters, digits, _ and $, "
-            "not starting with a digit, at most 64 characters"
-        )
+        raise ConfigurationError(f"{name} must be a {_PLAIN}")
     return value
 
 
@@ -70,10 +68,7 @@ def require_table(name: str, value: object) -> str:
     """Return ``value`` if it is ``table`` or ``schema.table``, both plain SQL identifiers."""
     parts = value.split(".") if isinstance(value, str) else []
     if not 1 <= len(parts) <= 2 or any(_IDENTIFIER.fullmatch(part) is None for part in parts):  # noqa: PLR2004 - schema.table
-        raise ConfigurationError(
-            f"{name} must be 'table' or 'schema.table', each a plain SQL identifier: letters, digits, _ and $, "
-            "not starting with a digit, at most 64 characters"
-        )
+        raise ConfigurationError(f"{name} must be 'table' or 'schema.table', each a {_PLAIN}")
     assert isinstance(value, str)  # noqa: S101 - parts is empty otherwise
     return value
 

@@ -22,18 +22,8 @@ SUM_OF_PROCESSES = "livesum"
 LATEST_OF_PROCESSES = "livemostrecent"  # each process reads the same value from the same server
 
 
-def get_or_create(
-    kind: type[M],
-    name: str,
-    documentation: str,
-    labels: Sequence[str],
-    *,
-    buckets: Sequence[float] | None = None,
-    multiprocess_mode: str | None = None,
-) -> M:
-    """Return the process-wide metric of this name. The first call creates it.
-
-    ``multiprocess_mode`` determines how a gauge combines several processes. Counters and histograms are summed.
+def get_or_create(kind: type[M], name: str, documentation: str, labels: Sequence[str], **options: Any) -> M:
+    """Return the process-wide metric of this name. The first call creates it, with the options of its kind.
 
     prometheus_client rejects a second registration, so importing this module twice (a reload, a copy under another
     path) would fail without this function.
@@ -41,9 +31,6 @@ def get_or_create(
     # prometheus_client has no public lookup by name. This attribute has existed since 2015.
     existing = REGISTRY._names_to_collectors.get(name)  # noqa: SLF001
     if existing is None:
-        options: dict[str, Any] = {} if buckets is None else {"buckets": buckets}
-        if multiprocess_mode is not None:
-            options["multiprocess_mode"] = multiprocess_mode
         return kind(name, documentation, labels, **options)
     if not isinstance(existing, kind) or tuple(existing._labelnames) != tuple(labels):  # noqa: SLF001
         raise ConfigurationError(f"metric {name} is registered already with another type or other labels")
@@ -54,11 +41,12 @@ def _counter(name: str, documentation: str, *labels: str) -> Counter:
     return get_or_create(Counter, name, documentation, labels)
 
 
-def _histogram(name: str, documentation: str, *labels: str, buckets: Sequence[float] | None = None) -> Histogram:
-    return get_or_create(Histogram, name, documentation, labels, buckets=buckets)
+def _histogram(name: str, documentation: str, *labels: str, **options: Any) -> Histogram:
+    return get_or_create(Histogram, name, documentation, labels, **options)
 
 
 def _gauge(name: str, documentation: str, *labels: str, mode: str = LATEST_OF_PROCESSES) -> Gauge:
+    """Return a gauge. ``mode`` determines how it combines several processes; counters and histograms are summed."""
     return get_or_create(Gauge, name, documentation, labels, multiprocess_mode=mode)
 
 

@@ -60,11 +60,6 @@ class AckWindow:
         """Number of deliveries that are neither finished nor settled."""
         return len(self._open)
 
-    @property
-    def finished_count(self) -> int:
-        """Number of deliveries waiting for :meth:`take`."""
-        return len(self._finished)
-
     def take(self) -> Acks:
         """Return the acknowledgements of all finished deliveries, and remove these deliveries."""
         finished = self._finished

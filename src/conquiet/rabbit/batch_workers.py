@@ -26,7 +26,7 @@ from conquiet.rabbit.batch_results import CURRENT_BATCH, BrokenError, failure_of
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.pipeline import Pipeline, Ready
 from conquiet.rabbit.spans import batch_span
-from conquiet.rabbit.syncer import ContractBroken, interpret_error
+from conquiet.rabbit.syncer import ContractBroken
 from conquiet.rabbit.workers import Finish, PoolWorkers
 
 Member = tuple[Delivery, Any]
@@ -77,15 +77,12 @@ class BatchWorkers(PoolWorkers[_Batch]):
             size = self._size_for(delivery)
             self._assembler.add(size, delivery, size=size, within_s=self._settings.within_s)
 
-    def take_unstarted(self) -> list[Delivery]:
-        """See ``SyncerWorkers``."""
-        unstarted, self._unstarted = self._unstarted, []
+    def _take_queued(self) -> list[Delivery]:
         queued = [delivery for batch in self._pool.drain_queue() for delivery in batch.deliveries]
-        return unstarted + queued + self._assembler.take()
+        return queued + self._assembler.take()
 
-    @property
-    def running(self) -> int:
-        """See ``SyncerWorkers``."""
+    def _abort(self) -> int:
+        super()._abort()
         return sum(len(batch.deliveries) for batch in self._pool.running)
 
     async def close(self) -> int:
@@ -140,12 +137,6 @@ class BatchWorkers(PoolWorkers[_Batch]):
     def _is_halted(self) -> bool:
         return self._halted  # can change whenever a verdict is reported
 
-    def _prepared(self, delivery: Delivery) -> Any:
-        try:
-            return self._prepare(delivery.headers if self._reads_headers else None, delivery.body)
-        except BaseException as error:  # noqa: BLE001 - a model or a key store may raise anything, SystemExit too
-            return interpret_error(error, who="preparing the message")
-
     async def _call(self, members: list[Member]) -> list[Any] | None:
         messages = [message for _, message in members]
         context = contextvars.copy_context()
@@ -167,16 +158,17 @@ class BatchWorkers(PoolWorkers[_Batch]):
         except BaseException as error:
             if self._closing:
                 raise
-            raise self._end_of_process(error) from error
+            raise _broken_by(error) from error
 
     def _in_thread(self, messages: list[Any]) -> Any:
         try:
             return self._syncer(messages)
-        except Exception:
-            raise
         except BaseException as error:
-            raise self._end_of_process(error) from error
+            if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                raise
+            raise _broken_by(error) from error
 
-    def _end_of_process(self, error: BaseException) -> BrokenError:
-        """Convert a SystemExit or the like to a broken contract: raised, it would end the event loop and the drain."""
-        return BrokenError(ContractBroken(f"the syncer raised {type(error).__name__}", error))
+
+def _broken_by(error: BaseException) -> BrokenError:
+    """Convert an error that would end the event loop (SystemExit), or that no future can hold (StopIteration)."""
+    return BrokenError(ContractBroken(f"the syncer raised {type(error).__name__}", error))

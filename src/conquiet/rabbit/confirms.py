@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Final
@@ -61,11 +60,9 @@ class ConfirmChannel:
         self._loop = asyncio.get_running_loop()
         self._next = 1
         self._waiting: dict[int, tuple[asyncio.Future[str], _Key]] = {}
-        # A returned message has no number. Messages with the same id, exchange and key are marked in their order.
-        self._by_key: dict[_Key, deque[int]] = defaultdict(deque)
         self._returned: set[int] = set()
         link.lost.add_done_callback(lambda _: self._fail_all())
-        link.on_blocked = self._on_blocked  # the link is older than its channel
+        link.on_blocked = self._on_blocked
 
     @property
     def is_stale(self) -> bool:
@@ -98,10 +95,7 @@ class ConfirmChannel:
         number, self._next = self._next, self._next + 1
         confirmation: asyncio.Future[str] = self._loop.create_future()
         self._waiting[number] = (confirmation, key)
-        self._by_key[key].append(number)
-        if not self.link.publish(
-            message.exchange, message.routing_key, message.body, message.properties, mandatory=True
-        ):
+        if not self.link.publish(message.exchange, message.routing_key, message.body, message.properties):
             self._resolve(number, "lost")
         return confirmation
 
@@ -116,10 +110,11 @@ class ConfirmChannel:
             logger.info("publishing unblocked by the broker", unconfirmed=len(self._waiting))
 
     def _on_return(self, _channel: Any, method: Any, properties: Any, _body: bytes) -> None:
-        # The broker returns a message before it confirms it.
-        numbers = self._by_key.get((properties.message_id, method.exchange, method.routing_key), deque())
-        for number in numbers:
-            if number not in self._returned:
+        # A returned message has no number, and the broker returns it before it confirms it: so it is one of the first.
+        # Messages with the same id, exchange and key are marked in their order.
+        returned = (properties.message_id, method.exchange, method.routing_key)
+        for number, (_, key) in self._waiting.items():
+            if key == returned and number not in self._returned:
                 self._returned.add(number)
                 return
 
@@ -141,7 +136,6 @@ class ConfirmChannel:
         if entry is None:
             return
         confirmation, key = entry
-        self._forget(key, number)
         if number in self._returned:
             self._returned.discard(number)
             outcome = "returned" if outcome == "confirmed" else outcome
@@ -165,12 +159,6 @@ class ConfirmChannel:
         failure.__cause__ = None if loss is None else loss.error
         confirmation.set_exception(failure)
         confirmation.exception()  # marked as retrieved: in publish_many only the first failure is raised
-
-    def _forget(self, key: _Key, number: int) -> None:
-        numbers = self._by_key[key]
-        numbers.remove(number)
-        if not numbers:
-            del self._by_key[key]
 
 
 _FAILURES: Final[dict[str, tuple[type[PublishError], str]]] = {

@@ -18,6 +18,7 @@ from typing import Any, Final
 from pika import exceptions as amqp
 from pika import spec
 
+from conquiet.core.versions import release_of
 from conquiet.errors import QueueMissingError, RabbitConnectionError
 from conquiet.rabbit.address import Address
 from conquiet.rabbit.amqp_connection import AmqpConnection, OnArrivals, RawProperties
@@ -31,8 +32,6 @@ _NODE_IS_DOWN: Final = "is down or inaccessible"
 
 Send = Callable[[Any, Callable[[Any], None]], Any]
 """Sends a request on the channel that it receives, and passes the callback on that receives the reply."""
-OnBlocked = Callable[[bool], None]
-"""Called with True when the broker blocks the connection, with False when it unblocks it."""
 
 
 class LossKind(Enum):
@@ -75,36 +74,40 @@ class Fetched:
 
 
 class Link:
-    """One open connection and channel. Created by :meth:`open`; usable only in the event loop of that call."""
+    """One open connection and channel. Created by :meth:`open`; usable only in the event loop of that call.
 
-    def __init__(self, timeout_s: float, on_blocked: OnBlocked) -> None:
+    Attributes:
+        is_open: True until the link is lost or closed.
+        lost: Resolves to the reason when the link is lost.
+        on_blocked: Called with True when the broker blocks the connection, with False when it unblocks it.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._timeout_s = timeout_s
         self._connection: Any = None
         self._channel: Any = None
-        self._alive = False
         self._consumer_tag: str | None = None
-        self._opened: asyncio.Future[None] = self._loop.create_future()
         self._connection_over = asyncio.Event()
         self._channel_over = asyncio.Event()
         self._on_empty: Callable[[], None] = lambda: None
+        self.is_open = False
         self.lost: asyncio.Future[Loss] = self._loop.create_future()
-        self.on_blocked = on_blocked
+        self.on_blocked: Callable[[bool], None] = lambda _: None
 
     @classmethod
-    async def open(cls, address: Address, *, attempt: int = 0, on_blocked: OnBlocked = lambda _: None) -> "Link":
+    async def open(cls, address: Address, *, attempt: int = 0) -> "Link":
         """Connect and open a channel. ``attempt`` selects the node.
 
         Raises:
             RabbitConnectionError: No broker, login refused, or no reply in time.
         """
-        link = cls(address.timeout_s, on_blocked)
+        link = cls(address.timeout_s)
         try:
             async with asyncio.timeout(address.timeout_s):
                 await link._connect(address.parameters(attempt))
                 link._channel = await link.request(lambda _, done: link._connection.channel(on_open_callback=done))
         except BaseException as error:
-            link._opened.cancel()  # never awaited: asyncio would report an error set in it now as unhandled
             link.abort()
             if isinstance(error, TimeoutError):
                 raise RabbitConnectionError(
@@ -118,13 +121,8 @@ class Link:
         link._channel.add_on_close_callback(link._on_channel_closed)
         link._channel.add_on_cancel_callback(link._on_cancelled_by_broker)
         link._channel.add_callback(lambda _frame: link._on_empty(), [spec.Basic.GetEmpty], one_shot=False)
-        link._alive = True
+        link.is_open = True
         return link
-
-    @property
-    def is_open(self) -> bool:
-        """True until the link is lost or closed."""
-        return self._alive
 
     @property
     def heartbeat_s(self) -> float:
@@ -140,8 +138,7 @@ class Link:
     def broker_release(self) -> tuple[int, ...]:
         """The first two numbers of the broker's version; empty if it does not report one."""
         version = (self._connection.server_properties or {}).get("version")
-        parts = version.split(".")[:2] if isinstance(version, str) else []
-        return tuple(int(part) for part in parts if part.isdecimal())
+        return release_of(version) if isinstance(version, str) else ()
 
     # -------------------------------------------------------------- requests with a reply
     async def depth(self, queue: str) -> int:
@@ -180,10 +177,9 @@ class Link:
             raise RabbitConnectionError(
                 f"no answer from RabbitMQ within {self._timeout_s} s", reason="timeout"
             ) from error
-        if answer.done():
-            return answer.result()
-        loss = self.lost.result()
-        raise RabbitConnectionError("the connection to RabbitMQ was lost", reason=loss.reason) from loss.error
+        if not answer.done():
+            self._raise_if_lost()
+        return answer.result()
 
     @property
     def refusal(self) -> int | None:
@@ -224,7 +220,7 @@ class Link:
     async def cancel(self) -> None:
         """End the deliveries. Delivered messages can still be settled."""
         tag, self._consumer_tag = self._consumer_tag, None
-        if tag is not None and self._alive:
+        if tag is not None and self.is_open:
             await self.request(lambda channel, done: channel.basic_cancel(tag, callback=done))
 
     async def channel_close_reason(self, send: Send) -> str:
@@ -253,29 +249,29 @@ class Link:
 
         Return False if the link is lost: the broker has requeued the messages.
         """
-        if self._alive:
+        if self.is_open:
             frames = pack_acks(self._channel.channel_number, up_to, singles)
             self._connection.emit(frames, len(singles) + (up_to is not None))
-        return self._alive
+        return self.is_open
 
     def reject(self, tag: int, *, requeue: bool) -> bool:
         """Reject a message. From RabbitMQ 4.3 on, this (not a nack) counts toward a quorum queue's delivery limit."""
-        if self._alive:
+        if self.is_open:
             self._connection.emit(pack_reject(self._channel.channel_number, tag, requeue=requeue), 1)
-        return self._alive
+        return self.is_open
 
     def nack_requeue(self, tag: int) -> bool:
         """Return an untried message to the queue. Newer quorum queues do not count a nack as a failed attempt."""
         return self._order(lambda: self._channel.basic_nack(tag, multiple=False, requeue=True))
 
-    def publish(self, exchange: str, routing_key: str, body: bytes, properties: bytes, *, mandatory: bool) -> bool:
-        """Send a message with encoded properties. ``on_confirm`` receives its confirmation."""
+    def publish(self, exchange: str, routing_key: str, body: bytes, properties: bytes) -> bool:
+        """Send a mandatory message with encoded properties. ``on_confirm`` receives its confirmation."""
         encoded = RawProperties(properties)
-        return self._order(lambda: self._channel.basic_publish(exchange, routing_key, body, encoded, mandatory))
+        return self._order(lambda: self._channel.basic_publish(exchange, routing_key, body, encoded, mandatory=True))
 
     async def close_channel(self) -> None:
         """Close the channel. The broker's reply proves that it has received every disposition sent before."""
-        self._alive = False
+        self.is_open = False
         if self._channel is not None and self._channel.is_open:
             self._channel.close()
             await self._wait(self._channel_over, self._timeout_s)
@@ -290,7 +286,7 @@ class Link:
 
     def abort(self) -> None:
         """Begin to close the connection, in any state. The broker requeues unsettled messages."""
-        self._alive = False
+        self.is_open = False
         if self._connection is None or self._connection.is_closed:
             self._connection_over.set()
         elif not self._connection.is_closing:
@@ -317,10 +313,11 @@ class Link:
 
     # -------------------------------------------------------------- inside
     async def _connect(self, parameters: Any) -> None:
+        opened: asyncio.Future[Any] = self._loop.create_future()
         self._connection = AmqpConnection(
             parameters,
-            on_open_callback=self._on_open,
-            on_open_error_callback=self._on_open_error,
+            on_open_callback=opened.set_result,
+            on_open_error_callback=self._on_connection_closed,
             on_close_callback=self._on_connection_closed,
         )
         self._connection.add_on_connection_blocked_callback(lambda *_: self.on_blocked(True))  # noqa: FBT003
@@ -329,10 +326,16 @@ class Link:
             await self._connection.connect()
         except OSError as error:
             raise RabbitConnectionError("cannot connect to RabbitMQ", reason=_reason(error)) from error
-        await self._opened
+        await asyncio.wait((opened, self.lost), return_when=asyncio.FIRST_COMPLETED)
+        self._raise_if_lost()
+
+    def _raise_if_lost(self) -> None:
+        if self.lost.done():
+            loss = self.lost.result()
+            raise RabbitConnectionError("the connection to RabbitMQ was lost", reason=loss.reason) from loss.error
 
     def _order(self, send: Callable[[], object]) -> bool:
-        if not self._alive:
+        if not self.is_open:
             return False
         try:
             send()
@@ -352,21 +355,10 @@ class Link:
                 await event.wait()
 
     def _lose(self, kind: LossKind, error: BaseException | None) -> None:
-        self._alive = False
+        self.is_open = False
         if not self.lost.done():
             code = getattr(error, "reply_code", None)
             self.lost.set_result(Loss(kind, _reason(error), code if isinstance(code, int) else None, error))
-
-    def _on_open(self, _connection: Any) -> None:
-        if not self._opened.done():
-            self._opened.set_result(None)
-
-    def _on_open_error(self, _connection: Any, error: Any) -> None:
-        self._connection_over.set()
-        if not self._opened.done():
-            failure = RabbitConnectionError("cannot connect to RabbitMQ", reason=_reason(error))
-            failure.__cause__ = error if isinstance(error, BaseException) else None
-            self._opened.set_exception(failure)
 
     def _on_connection_closed(self, _connection: Any, error: BaseException) -> None:
         self._connection_over.set()

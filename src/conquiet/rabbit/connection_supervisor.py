@@ -83,7 +83,8 @@ class ConnectionSupervisor(Generic[S]):
         last: RabbitError | None = None
         missing = 0
         while self._failures <= self._max_failures and missing < _MAX_MISSING:
-            if await self._stopped_within(self._backoff.delay_s(self._failures)):
+            pause = asyncio.sleep(self._backoff.delay_s(self._failures), result=True)
+            if await unless_stopped(self._stop, pause) is None:
                 return None
             try:
                 return await self._attempt()
@@ -108,14 +109,6 @@ class ConnectionSupervisor(Generic[S]):
         session = await unless_stopped(self._stop, self._connect(number))
         self._since = self._clock.monotonic()
         return session
-
-    async def _stopped_within(self, delay_s: float) -> bool:
-        try:
-            async with asyncio.timeout(delay_s):
-                await self._stop.wait()
-        except TimeoutError:
-            return False
-        return True
 
 
 async def unless_stopped(stop: asyncio.Event, work: Awaitable[S]) -> S | None:

@@ -23,7 +23,7 @@ from conquiet.core.log import FactLogger
 from conquiet.errors import ConfigurationError, RabbitConnectionError, RabbitError
 from conquiet.metrics.outages import OutageWatch
 from conquiet.rabbit.address import Address, as_urls, require_name
-from conquiet.rabbit.connection import Link
+from conquiet.rabbit.connection import Link, Loss
 from conquiet.rabbit.connection_events import ConnectionEvent, EventKind
 from conquiet.rabbit.connection_supervisor import ConnectionSupervisor, unless_stopped
 from conquiet.rabbit.counters import Counters, DeliveryStats
@@ -245,8 +245,11 @@ class RabbitConsumer(BackgroundWorker):
             session = await supervisor.first()
             self._ready.set()
             logger.info("worker ready: queue %(queue)s", **about)
-            while session is not None and not await self._stopped_before_loss(session):
-                await self._leave(session)
+            while session is not None:
+                loss = await unless_stopped(self._stop_event, asyncio.shield(session.link.lost))
+                if loss is None or self._life.is_stopping:
+                    break
+                await self._leave(session, loss)
                 session = await supervisor.next(made_progress=session.made_progress)
                 self._stats.count.reconnects += session is not None
         except RabbitError as error:
@@ -264,7 +267,8 @@ class RabbitConsumer(BackgroundWorker):
 
     async def _connect(self, attempt: int) -> Session:
         """Open a new connection, channel and consumer. Nothing of an earlier link is kept."""
-        link = await Link.open(self._address, attempt=attempt, on_blocked=self._on_blocked)
+        link = await Link.open(self._address, attempt=attempt)
+        link.on_blocked = self._on_blocked
         try:
             depth = await link.depth(self._queue)
             if self.count.queued is None:
@@ -301,18 +305,8 @@ class RabbitConsumer(BackgroundWorker):
             report_missing_dead_letters(self._queue, moves=moves, known=self._keeps is False)
         return policy, moves
 
-    async def _stopped_before_loss(self, session: Session) -> bool:
-        """Wait for a stop or for the loss of the link. Return True after a stop."""
-        stopping = asyncio.ensure_future(self._stop_event.wait())
-        try:
-            await asyncio.wait((stopping, session.link.lost), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stopping.cancel()
-        return self._life.is_stopping
-
-    async def _leave(self, session: Session) -> None:
+    async def _leave(self, session: Session, loss: Loss) -> None:
         """Report a lost link, and close its connection."""
-        loss = session.link.lost.result()
         reason = f"{loss.kind.value}: {loss.reason}"
         self._announce(EventKind.LOST, reason=reason)
         code = "" if loss.code is None else f" (code {loss.code})"

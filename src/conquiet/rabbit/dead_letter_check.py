@@ -37,11 +37,17 @@ async def find_dead_letters(settings: "RabbitSettings", vhost: str, queue: str) 
     """
     known = settings.dead_letter
     if settings.management_url is not None:
+        api = RabbitApi(settings.management_url)
         try:
-            known = await _in_daemon_thread(partial(_ask_api, settings, settings.management_url, vhost, queue))
-        except RabbitError:
+            known = await _in_daemon_thread(partial(_ask_api, settings, api, vhost, queue))
+        except RabbitApiError as error:
             if settings.require_dead_letter and known is None:
-                raise
+                raise RabbitError(
+                    f"the management API at {redact_url(settings.management_url)} does not describe queue {queue}: "
+                    f"{error.reason}",
+                    queue=queue,
+                    reason=error.reason,
+                ) from error
             logger.warning("cannot find out about a dead-letter exchange", queue=queue)
     if known is False and settings.require_dead_letter:
         raise RabbitError(
@@ -73,18 +79,6 @@ def report_missing_dead_letters(queue: str, *, moves: bool, known: bool) -> None
         )
 
 
-def describe_queue(management_url: str, vhost: str, queue: str) -> Any:
-    """Return the management API's description of a queue. Blocks: call it outside the event loop.
-
-    Raises:
-        RabbitError: No reply, or a refusal. The text has no credentials.
-    """
-    try:
-        return RabbitApi(management_url).queue(vhost, queue)
-    except RabbitApiError as error:
-        raise _not_described(management_url, queue, error) from error
-
-
 async def _in_daemon_thread(ask: Callable[[], T]) -> T:
     """Call a blocking function in a daemon thread: it delays neither the event loop nor the end of the process."""
     answer: Future[T] = Future()
@@ -100,13 +94,13 @@ async def _in_daemon_thread(ask: Callable[[], T]) -> T:
     return await asyncio.wrap_future(answer)
 
 
-def _ask_api(settings: "RabbitSettings", url: str, vhost: str, queue: str) -> bool:
+def _ask_api(settings: "RabbitSettings", api: RabbitApi, vhost: str, queue: str) -> bool:
     """Return whether the queue has a dead-letter exchange. Warn if dead letters return to the queue. Blocks."""
-    description = describe_queue(url, vhost, queue)
+    description = api.queue(vhost, queue)
     known = settings.dead_letter
     if known is None:
-        known = _leads_to_a_queue(url, vhost, queue, description)
-    if settings.exhausted == "dead_letter" and _returns_to_queue(url, vhost, queue, description):
+        known = _leads_to_a_queue(api, vhost, queue, description)
+    if settings.exhausted == "dead_letter" and _returns_to_queue(api, vhost, queue, description):
         logger.warning(
             'the dead letters of the queue return to it: with exhausted="dead_letter" a message past '
             'max_retries circulates without end; use exhausted="drop" in a retry circuit',
@@ -115,20 +109,20 @@ def _ask_api(settings: "RabbitSettings", url: str, vhost: str, queue: str) -> bo
     return known
 
 
-def _returns_to_queue(url: str, vhost: str, queue: str, description: Any) -> bool:
+def _returns_to_queue(api: RabbitApi, vhost: str, queue: str, description: Any) -> bool:
     """Return whether dead letters return to the queue. Follows them only through the default exchange."""
     for _ in range(_MAX_HOPS):
         following = dead_letter_queue(description)
         if following is None or following == queue:
             return following == queue
         try:
-            description = describe_queue(url, vhost, following)
-        except RabbitError:  # the queue does not exist, or this user may not see it
+            description = api.queue(vhost, following)
+        except RabbitApiError:  # the queue does not exist, or this user may not see it
             return False
     return False
 
 
-def _leads_to_a_queue(url: str, vhost: str, queue: str, description: Any) -> bool:
+def _leads_to_a_queue(api: RabbitApi, vhost: str, queue: str, description: Any) -> bool:
     """Return whether the queue has a dead-letter exchange that leads to a queue. Blocks.
 
     Dead letters are discarded if the exchange does not exist or has no binding, or if it is the default exchange and
@@ -137,25 +131,13 @@ def _leads_to_a_queue(url: str, vhost: str, queue: str, description: Any) -> boo
     if not has_dead_letter_exchange(description):
         return False
     exchange, target = str(queue_setting(description, "dead-letter-exchange")), dead_letter_queue(description)
-    api = RabbitApi(url)
-    try:
-        if exchange:
-            found = api.bindings_of(vhost, exchange)
-        elif target is not None:
-            found = api.queue(vhost, target, missing_ok=True)
-        else:
-            return True  # to the queue named by the message's routing key, usually this one
-    except RabbitApiError as error:
-        raise _not_described(url, queue, error) from error
+    if exchange:
+        found = api.bindings_of(vhost, exchange)
+    elif target is not None:
+        found = api.queue(vhost, target, missing_ok=True)
+    else:
+        return True  # to the queue named by the message's routing key, usually this one
     if not found:
         facts = {"queue": queue, "exchange": exchange, "routing_key": target}
         logger.warning("the dead-letter exchange of the queue leads to no queue", **facts)
     return bool(found)
-
-
-def _not_described(management_url: str, queue: str, error: RabbitApiError) -> RabbitError:
-    return RabbitError(
-        f"the management API at {redact_url(management_url)} does not describe queue {queue}: {error.reason}",
-        queue=queue,
-        reason=error.reason,
-    )

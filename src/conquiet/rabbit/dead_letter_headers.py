@@ -10,11 +10,9 @@ from datetime import datetime
 from typing import Any, Final
 
 from conquiet.rabbit.death_headers import NOT_SENT_AGAIN
-from conquiet.rabbit.decode import Unreadable
-from conquiet.rabbit.proca.decrypt import KeyFault
 from conquiet.rabbit.properties import Properties, renewed_properties
-from conquiet.rabbit.settle import Exhausted, Verdict
-from conquiet.rabbit.syncer import ContractBroken, Rejected
+from conquiet.rabbit.settle import Verdict
+from conquiet.rabbit.syncer import ContractBroken
 
 SUFFIX: Final = ".dead"
 QUEUE: Final = "x-conquiet-queue"
@@ -68,19 +66,12 @@ def with_move_record(raw: bytes, queue: str, verdict: Verdict, now: datetime) ->
     error = verdict.error if isinstance(verdict, ContractBroken) else None
     facts: dict[str, Any] = {
         QUEUE: queue,
-        REASON: reason_of(verdict),
+        REASON: verdict.reason,
         ERROR: "" if error is None else type(error).__name__,
         TIME: now.isoformat(timespec="milliseconds"),
         DEATHS: min(_deaths(properties.headers) + 1, 2**31 - 1),
     }
     return renewed_properties(properties, (*NOT_SENT_AGAIN, *facts), facts)
-
-
-def reason_of(verdict: Verdict) -> str:
-    """Return the reason why a message was not processed: a constant, or the text of ``DeadLetterNow``."""
-    if isinstance(verdict, Unreadable | Rejected | ContractBroken | KeyFault):
-        return verdict.reason
-    return "retry limit" if isinstance(verdict, Exhausted) else "refused"
 
 
 def _deaths(headers: object) -> int:

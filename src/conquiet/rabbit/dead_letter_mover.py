@@ -23,7 +23,7 @@ from conquiet.errors import (
 from conquiet.rabbit.address import Address, require_name
 from conquiet.rabbit.confirms import Encoded
 from conquiet.rabbit.connection import REFUSED, Link
-from conquiet.rabbit.dead_letter_headers import dead_queue, reason_of, with_move_record
+from conquiet.rabbit.dead_letter_headers import dead_queue, with_move_record
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.publisher import Publisher
 from conquiet.rabbit.settle import Verdict
@@ -42,17 +42,14 @@ class DeadLetterMover:
     Args:
         address: The broker.
         queue: The consumed queue.
-        publisher: Publishes to ``<queue>.dead``; closed with the mover.
         fail: Called with the reason if messages cannot be moved.
         backoff: Waiting times before retries of a move.
     """
 
-    def __init__(
-        self, address: Address, queue: str, publisher: Publisher, fail: Callable[[RabbitError], None], backoff: Backoff
-    ) -> None:
+    def __init__(self, address: Address, queue: str, fail: Callable[[RabbitError], None], backoff: Backoff) -> None:
         self._address = address
         self._queue = queue
-        self._publisher = publisher
+        self._publisher = Publisher(address.urls, timeout_s=address.timeout_s, ssl_context=address.ssl_context)
         self._fail = fail
         self._backoff = backoff
         self._target = dead_queue(queue)
@@ -112,7 +109,7 @@ class DeadLetterMover:
             "to": self._target,
             "delivery_tag": delivery.tag,
             "message_id": printable(message.message_id),
-            "reason": reason_of(verdict),
+            "reason": verdict.reason,
         }
         logger.warning("message moved", **facts)
 

@@ -83,14 +83,13 @@ class RabbitDeadLetters:
         ssl_context: Any = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._urls = as_urls(url)
         self._queue = require_name("queue", queue)
         self._management_url = management_url
         self._count_a_delivery = count_a_delivery
-        self._ssl_context = ssl_context
-        self._timeout_s = timeout_s
         self._clock = clock
-        self._address = Address(self._urls, ssl_context=ssl_context, timeout_s=timeout_s, name="conquiet.dead-letters")
+        self._address = Address(
+            as_urls(url), ssl_context=ssl_context, timeout_s=timeout_s, name="conquiet.dead-letters"
+        )
 
     async def list(self, *, limit: int | None = None, where: DeliveryFilter = EVERYTHING) -> Sequence[DeadDelivery]:
         """Return the first ``limit`` selected messages, or all if it is None. They stay in the queue."""
@@ -192,7 +191,8 @@ class RabbitDeadLetters:
             found = await self.list(limit=limit, where=where)
             replayable = sum(bool(to or one.source) for one in found)
             return ReplayReport(len(found), replayable, unreplayable=len(found) - replayable, dry_run=True)
-        publisher = Publisher(self._urls, timeout_s=self._timeout_s, ssl_context=self._ssl_context)
+        address = self._address
+        publisher = Publisher(address.urls, timeout_s=address.timeout_s, ssl_context=address.ssl_context)
         async with AsyncExitStack() as cleanup:  # runs every step, last first, even if one of them is cancelled
             exchanges = TemporaryExchanges(self._address)
             cleanup.push_async_callback(exchanges.close)

@@ -31,11 +31,6 @@ def delivery_count(headers: object) -> int | None:
     return _natural(headers, X_DELIVERY_COUNT) if isinstance(headers, Mapping) else None
 
 
-def is_exhausted(headers: object, max_retries: int | None) -> bool:
-    """Return whether the retry count exceeds ``max_retries``; False without a limit."""
-    return max_retries is not None and retry_count(headers) > max_retries
-
-
 def _natural(table: Mapping[object, object], name: str) -> int | None:
     value = table.get(name)
     return None if isinstance(value, bool) or not isinstance(value, int) or value < 0 else value

@@ -28,16 +28,17 @@ class Delivery:
         tag: The delivery tag on its channel.
         queue: Name of the queue it was consumed from.
         redelivered: The broker's flag: perhaps delivered before.
+        raw_properties: The AMQP properties as received.
         body: The bytes as received.
     """
 
-    __slots__ = ("_properties", "_raw", "body", "redelivered", "session", "tag")
+    __slots__ = ("_properties", "body", "raw_properties", "redelivered", "session", "tag")
 
     def __init__(self, session: "Session", tag: int, redelivered: bool, properties: bytes, body: bytes) -> None:  # noqa: FBT001
         self.session = session
         self.tag = tag
         self.redelivered = redelivered
-        self._raw = properties
+        self.raw_properties = properties
         self._properties: Properties | None = None
         self.body = body
 
@@ -58,14 +59,9 @@ class Delivery:
         return self.session.queue
 
     @property
-    def raw_properties(self) -> bytes:
-        """The AMQP properties as received."""
-        return self._raw
-
-    @property
     def _decoded(self) -> Properties:
         if self._properties is None:
-            self._properties = Properties(self._raw)
+            self._properties = Properties(self.raw_properties)
         return self._properties
 
     @property
@@ -74,7 +70,7 @@ class Delivery:
 
         The headers are decoded again, because the syncer may have changed the decoded ones.
         """
-        headers = Properties(self._raw).headers
+        headers = Properties(self.raw_properties).headers
         counts_failures = isinstance(headers, dict) and X_ACQUIRED_COUNT in headers
         return DeliveryFacts(self.redelivered, delivery_count(headers), counts_failures)
 

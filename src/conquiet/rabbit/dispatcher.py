@@ -27,18 +27,15 @@ from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.outage import SyncerPause
 from conquiet.rabbit.pipeline import Pipeline
 from conquiet.rabbit.proca.decrypt import KeyFault
-from conquiet.rabbit.publisher import Publisher
 from conquiet.rabbit.settings import RabbitSettings
 from conquiet.rabbit.settle import Disposition, SettlePolicy, Verdict, attempt_of, decide
 from conquiet.rabbit.settlement_log import report_unprocessed
-from conquiet.rabbit.syncer import DONE, ContractBroken, Postponed, Syncer, Unavailable
+from conquiet.rabbit.syncer import DONE, ContractBroken, Interruption, Syncer
 from conquiet.rabbit.workers import RunResult, SyncerWorkers, TaskWorkers, ThreadWorkers
 
 logger = FactLogger(__name__)
 
-_MOVING: Final = {Disposition.DEAD_LETTER: Disposition.MOVE}
 _STOPPING: Final = frozenset({Disposition.STOP, Disposition.DEAD_LETTER_AND_STOP})
-_INTERRUPTIONS: Final = (Unavailable, Postponed)
 
 
 class Dispatcher:
@@ -84,8 +81,7 @@ class Dispatcher:
         else:
             self._workers = BatchWorkers(syncer, pipeline, settings.concurrency, self._on_finished, settings.batches)
         self._outage = SyncerPause(self._queue, self._workers.submit, self._workers.take_unstarted, settings.outage)
-        publisher = Publisher(address.urls, timeout_s=settings.connect_timeout_s, ssl_context=settings.ssl_context)
-        self._mover = DeadLetterMover(address, self._queue, publisher, fail, settings.reconnect)
+        self._mover = DeadLetterMover(address, self._queue, fail, settings.reconnect)
 
     @property
     def is_paused(self) -> bool:
@@ -170,7 +166,7 @@ class Dispatcher:
                 # Shortcut: decide() returns the same, but needs decoded headers.
                 delivery.session.acknowledge(delivery)
                 self._outage.finished(delivery)
-            elif isinstance(report, _INTERRUPTIONS):
+            elif isinstance(report, Interruption):
                 self._stats.add(DeliveryOutcome.POSTPONED)
                 if self._halted:
                     self._unstarted.append(delivery)
@@ -191,8 +187,8 @@ class Dispatcher:
     def _settle(self, delivery: Delivery, verdict: Verdict) -> None:
         facts = delivery.facts
         disposition = decide(verdict, facts, self.policy)
-        if self.moves:
-            disposition = _MOVING.get(disposition, disposition)
+        if self.moves and disposition is Disposition.DEAD_LETTER:
+            disposition = Disposition.MOVE
         tracebacks = self._settings.log_tracebacks
         attempt = attempt_of(facts, self.policy)
         report_unprocessed(delivery, verdict, disposition, attempt, tracebacks=tracebacks)
@@ -215,7 +211,7 @@ class Dispatcher:
         # If two messages break the contract, an outage is likelier than two poison messages. So a process dead-letters
         # at most one of them.
         self.policy = replace(self.policy, poison_guard=False)
-        reason = getattr(verdict, "reason", type(verdict).__name__)
+        reason = verdict.reason
         if isinstance(verdict, KeyFault):
             reason = f"{reason} (public key {verdict.public})"
         failure = FatalSyncerError(

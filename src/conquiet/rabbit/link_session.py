@@ -21,12 +21,17 @@ class Session:
         link: The link of the deliveries.
         stats: Counts the deliveries.
         prefetch: Maximum number of unsettled deliveries.
+
+    Attributes:
+        queue: Name of the consumed queue.
+        made_progress: True once a disposition was sent.
     """
 
-    __slots__ = ("_flush_at", "_flush_scheduled", "_loop", "_stats", "_window", "link", "made_progress")
+    __slots__ = ("_flush_at", "_flush_scheduled", "_loop", "_stats", "_window", "link", "made_progress", "queue")
 
     def __init__(self, link: Link, stats: DeliveryStats, prefetch: int) -> None:
         self.link = link
+        self.queue = stats.queue
         self.made_progress = False
         self._stats = stats
         self._window = AckWindow()
@@ -34,11 +39,6 @@ class Session:
         self._flush_scheduled = False
         # Half of the window: the broker can send the next half while this one is processed.
         self._flush_at = max(1, prefetch // 2)
-
-    @property
-    def queue(self) -> str:
-        """Name of the consumed queue."""
-        return self._stats.queue
 
     @property
     def is_open(self) -> bool:

@@ -17,7 +17,6 @@ from conquiet.rabbit.decode import Unreadable
 from conquiet.rabbit.proca import messages, normalize
 
 Validate = Callable[[dict[str, Any]], Any]
-Normalize = Callable[[dict[str, Any]], dict[str, Any]]
 
 _UNKNOWN: Final = Unreadable("unknown schema")
 _INVALID: Final = Unreadable("message does not fit its schema")
@@ -30,19 +29,17 @@ class Schema:
     Attributes:
         name: Value of the message's field ``schema``.
         validate: Returns the object for the syncer; raises for a message that does not fit. None accepts all.
-        normalize: Runs after a built-in validation; pure.
         decrypts: Decrypt ``personalInfo`` if a key store is configured.
     """
 
     name: str
     validate: Validate | None = None
-    normalize: Normalize | None = None
     decrypts: bool = False
 
 
 _BUILT_IN: Final = (
-    Schema(messages.ACTION_V2, messages.check_action, normalize.normalize_action, decrypts=True),
-    Schema(messages.EVENT_V2, messages.check_event, normalize.normalize_event),
+    Schema(messages.ACTION_V2, normalize.normalize_action, decrypts=True),
+    Schema(messages.EVENT_V2, normalize.normalize_event),
 )
 
 
@@ -107,16 +104,16 @@ class SchemaRegistry:
 
 
 def apply(schema: Schema, message: dict[str, Any]) -> Any | Unreadable:
-    """Validate and normalise ``message``.
+    """Validate ``message``, and return the object for the syncer.
 
     The text of a validation error may quote the message. So it is not passed on; the reason is a constant.
     """
-    if schema.validate is not None:
-        try:
-            message = schema.validate(message)
-        except Exception:  # noqa: BLE001 - a user's validation may raise any exception: the message does not fit
-            return _INVALID
-    return message if schema.normalize is None else schema.normalize(message)
+    if schema.validate is None:
+        return message
+    try:
+        return schema.validate(message)
+    except Exception:  # noqa: BLE001 - a user's validation may raise any exception: the message does not fit
+        return _INVALID
 
 
 def _validator(model: Any) -> Validate | None:

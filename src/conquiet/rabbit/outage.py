@@ -13,12 +13,12 @@ counted.
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from conquiet.core.backoff import Backoff
-from conquiet.core.clock import SYSTEM_CLOCK, Clock
 from conquiet.core.log import FactLogger
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.syncer import Interruption, Unavailable
@@ -44,13 +44,11 @@ class SyncerPause:
         submit: Callable[[list[Delivery]], None],
         recall: Callable[[], list[Delivery]],
         backoff: Backoff,
-        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._queue = queue
         self._submit = submit
         self._recall = recall
         self._backoff = backoff
-        self._clock = clock
         self._held: deque[Delivery] = deque()
         self._failures = 0  # consecutive, of probes and of the message that began the pause
         self._since = 0.0
@@ -120,7 +118,7 @@ class SyncerPause:
         self._failures += 1
         pause_s = self._backoff.delay_s(self._failures)
         if self._failures == 1:
-            self._since = self._clock.monotonic()
+            self._since = time.monotonic()
             self._held += self._recall()
             logger.failure(
                 logging.WARNING,
@@ -149,7 +147,7 @@ class SyncerPause:
         logger.warning(
             "consumption resumed after %(paused_s)s s and %(probes)s failed attempts",
             queue=self._queue,
-            paused_s=round(self._clock.monotonic() - self._since, 1),
+            paused_s=round(time.monotonic() - self._since, 1),
             probes=self._failures,
         )
         self._failures = 0

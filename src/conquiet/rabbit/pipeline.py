@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from conquiet.rabbit import message_schemas
-from conquiet.rabbit.death_headers import is_exhausted
+from conquiet.rabbit.death_headers import retry_count
 from conquiet.rabbit.decode import DEFAULT_MAX_BYTES, Unreadable, decode
 from conquiet.rabbit.message_schemas import SchemaRegistry
 from conquiet.rabbit.proca.decrypt import Decryptor, KeyFault
@@ -47,7 +47,7 @@ class Pipeline:
 
     def prepare(self, headers: object, body: bytes) -> Prepared:
         """Return the message for the syncer, or the result of the first step that refuses it."""
-        if self.max_retries is not None and is_exhausted(headers, self.max_retries):
+        if self.max_retries is not None and retry_count(headers) > self.max_retries:
             return EXHAUSTED
         decoded = decode(body, self.max_body_bytes)
         if isinstance(decoded, Unreadable):

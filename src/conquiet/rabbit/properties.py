@@ -66,11 +66,6 @@ class Properties:
         self._headers: Any = None
 
     @property
-    def raw(self) -> bytes:
-        """The encoded properties as received, beginning with their flags."""
-        return self._raw
-
-    @property
     def headers(self) -> Any:
         """The table of headers; None without one."""
         if self._headers is None and self._flags & _HAS_HEADERS:

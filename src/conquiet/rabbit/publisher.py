@@ -9,7 +9,6 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any, Final, Self
 from uuid import uuid4
 
@@ -140,6 +139,7 @@ class Publisher:
             ConfigurationError: AMQP or JSON cannot encode one message. All messages before it are confirmed.
             Exception: ``messages`` raised it. All messages before it are confirmed, and ``progress`` was called.
         """
+        report = progress or (lambda _confirmed: None)
         channel = await self._open()
         waiting: deque[tuple[asyncio.Future[str], str]] = deque()
         confirmed = in_memory = 0
@@ -153,21 +153,18 @@ class Publisher:
                     left = self._window // 2 if in_memory < _WINDOW_BYTES else 0
                     confirmed += await self._confirm_down_to(left, waiting)
                     in_memory = 0
-                    if progress is not None:
-                        progress(confirmed)
+                    report(confirmed)
             confirmed += await self._confirm_down_to(0, waiting)
         except PublishError:
             raise
         except Exception:
             confirmed += await self._confirm_down_to(0, waiting)
-            if progress is not None:
-                progress(confirmed)
+            report(confirmed)
             raise
         finally:
             for confirmation, _ in waiting:
                 confirmation.cancel()
-        if progress is not None:
-            progress(confirmed)
+        report(confirmed)
         return confirmed
 
     async def close(self) -> None:
@@ -185,9 +182,7 @@ class Publisher:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __repr__(self) -> str:

@@ -1,6 +1,5 @@
 """Define and check the settings of one consumer. SPEC(004 §1)."""
 
-import inspect
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, get_arg
 
 from conquiet.core.backoff import Backoff
 from conquiet.core.batching import BatchSettings, batch_settings
+from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.validation import require_positive, require_seconds, require_text
 from conquiet.errors import ConfigurationError
 from conquiet.rabbit.decode import DEFAULT_MAX_BYTES
@@ -170,30 +170,14 @@ def takes_settings(
 
     Type checkers and ``help()`` then show every option. The settings are declared once, in ``RabbitSettings``.
     """
-
-    def decorate(function: Callable[..., R]) -> Callable[Concatenate[Urls, str, Syncer, P], R]:
-        _show_options(function, settings)
-        return function
-
-    return decorate
+    return takes_keywords_of(settings)
 
 
 def method_takes_settings(
     settings: Callable[P, object],
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, Urls, str, Syncer, P], R]]:
     """Declare that a method ``(self, url, queue, syncer, **options)`` takes the fields of ``settings`` as options."""
-
-    def decorate(function: Callable[..., R]) -> Callable[Concatenate[Any, Urls, str, Syncer, P], R]:
-        _show_options(function, settings)
-        return function
-
-    return decorate
-
-
-def _show_options(function: Any, settings: Callable[..., object]) -> None:
-    own = inspect.signature(function)
-    named = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    function.__signature__ = own.replace(parameters=[*named, *inspect.signature(settings).parameters.values()])
+    return takes_keywords_of(settings)
 
 
 def seed_defaults() -> dict[str, Any]:

@@ -17,7 +17,7 @@ See docs/decisions/0021.
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Literal, assert_never
+from typing import ClassVar, Final, Literal, assert_never
 
 from conquiet.rabbit.decode import Unreadable
 from conquiet.rabbit.proca.decrypt import KeyFault
@@ -31,8 +31,11 @@ OnExhausted = Literal["move", "drop", "dead_letter"]
 class Exhausted:
     """The retry count exceeds ``max_retries``; the message was not decoded."""
 
+    reason: ClassVar[str] = "retry limit"
+
 
 Verdict = Done | Refused | Rejected | Unreadable | Exhausted | ContractBroken | KeyFault
+"""Each has a ``reason``, for logs and headers: a constant, names of types, or the text of ``DeadLetterNow``."""
 
 
 class Disposition(Enum):

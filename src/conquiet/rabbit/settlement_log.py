@@ -5,7 +5,7 @@ from typing import Final
 
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
-from conquiet.rabbit.dead_letter_headers import dead_queue, reason_of
+from conquiet.rabbit.dead_letter_headers import dead_queue
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.settle import Disposition, Exhausted, Verdict
 from conquiet.rabbit.syncer import ContractBroken
@@ -54,7 +54,7 @@ def report_unprocessed(
         "redelivered": delivery.redelivered,
         "verdict": type(verdict).__name__,
         "disposition": disposition.value,
-        "reason": reason_of(verdict),
+        "reason": verdict.reason,
     }
     error = verdict.error if isinstance(verdict, ContractBroken) else None
     why = ": %(reason)s" if error is None else ""

@@ -11,11 +11,9 @@ class RefusedBySyncer(Exception):  # noqa: N818 - never raised: its name is the 
     """The syncer returned False, or broke its contract."""
 
 
-def process_span(delivery: Delivery) -> tracing.Span:
-    """Return the span of one run of a syncer; without tracing, a span that does nothing."""
-    if tracing.active is None:
-        return tracing.NO_SPAN
-    return tracing.active.process(
+def process_span(active: tracing.Tracing, delivery: Delivery) -> tracing.Span:
+    """Return the span of one run of a syncer."""
+    return active.process(
         "rabbitmq",
         delivery.queue,
         message_id=delivery.message_id,

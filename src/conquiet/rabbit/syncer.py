@@ -6,7 +6,7 @@ See docs/decisions/0021.
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from conquiet.errors import ConquietError, InfrastructureError
 
@@ -17,10 +17,14 @@ Syncer = Callable[[Any], bool] | Callable[[Any], Awaitable[bool]]
 class Done:
     """The syncer returned True."""
 
+    reason: ClassVar[str] = ""
+
 
 @dataclass(frozen=True, slots=True)
 class Refused:
     """The syncer returned False: the message may be tried again."""
+
+    reason: ClassVar[str] = "refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +56,9 @@ class Unavailable:
     """The syncer raised ``InfrastructureError``: a server that it needs is unavailable; the message is not at fault.
 
     Attributes:
-        error: Name of the exception's type.
         failure: The exception.
     """
 
-    error: str
     failure: BaseException | None = field(default=None, repr=False, compare=False)
 
 
@@ -109,5 +111,5 @@ def interpret_error(error: BaseException, *, who: str = "the syncer") -> Rejecte
     if isinstance(error, DeadLetterNow):
         return Rejected(str(error))
     if isinstance(error, InfrastructureError):
-        return Unavailable(type(error).__name__, error)
+        return Unavailable(error)
     return ContractBroken(f"{who} raised {type(error).__name__}", error)

@@ -62,14 +62,14 @@ class SyncerWorkers(ABC):
         """Start no message from now on. Only assigns, so any thread and a signal handler may call it."""
         self._halted = True
 
-    @abstractmethod
     def take_unstarted(self) -> list[Delivery]:
         """Remove and return unstarted deliveries."""
+        unstarted, self._unstarted = self._unstarted, []
+        return unstarted + self._take_queued()
 
-    @property
     @abstractmethod
-    def running(self) -> int:
-        """Number of messages that the syncer is handling."""
+    def _take_queued(self) -> list[Delivery]:
+        """Remove and return the deliveries that no worker has taken."""
 
     @abstractmethod
     def owns_current_task(self) -> bool:
@@ -94,6 +94,13 @@ class SyncerWorkers(ABC):
         """End all workers and return the number of abandoned messages."""
         return self.abandon()
 
+    def _prepared(self, delivery: Delivery) -> Ready | RunResult:
+        """Return the message for the syncer, or the report of a message that does not reach it."""
+        try:
+            return self._prepare(delivery.headers if self._reads_headers else None, delivery.body)
+        except BaseException as error:  # noqa: BLE001 - a model or a key store may raise anything, SystemExit too
+            return interpret_error(error, who="preparing the message")
+
 
 class PoolWorkers(SyncerWorkers, Generic[T]):
     """The common part of the workers that run messages or batches in a worker pool, on the event loop."""
@@ -114,9 +121,7 @@ class PoolWorkers(SyncerWorkers, Generic[T]):
 
     def _abort(self) -> int:
         """Cancel running syncers; their messages stay unsettled."""
-        running = self.running
-        self._pool.abort()
-        return running
+        return self._pool.abort()
 
     async def close(self) -> int:
         """See :class:`SyncerWorkers`."""
@@ -130,21 +135,15 @@ class TaskWorkers(PoolWorkers[Delivery]):
 
     def __init__(self, syncer: Callable[[Any], Any], pipeline: Pipeline, concurrency: int, finish: Finish) -> None:
         super().__init__(syncer, pipeline, concurrency, finish)
-        self._pool = WorkerPool(concurrency, self._run, on_free=_ignore)
+        # The broker sends messages without a request, so a free worker requests none.
+        self._pool = WorkerPool(concurrency, self._run, on_free=lambda: None)
 
     def submit(self, deliveries: list[Delivery]) -> None:
         """See :class:`SyncerWorkers`."""
         self._pool.put(deliveries)
 
-    def take_unstarted(self) -> list[Delivery]:
-        """See :class:`SyncerWorkers`."""
-        unstarted, self._unstarted = self._unstarted, []
-        return unstarted + self._pool.drain_queue()
-
-    @property
-    def running(self) -> int:
-        """See :class:`SyncerWorkers`."""
-        return self._pool.active
+    def _take_queued(self) -> list[Delivery]:
+        return self._pool.drain_queue()
 
     def _run(self, delivery: Delivery) -> Awaitable[None] | None:
         if self._halted:
@@ -156,29 +155,24 @@ class TaskWorkers(PoolWorkers[Delivery]):
         return None
 
     async def _handle(self, delivery: Delivery) -> None:
-        report: RunResult
-        who = "preparing the message"
-        try:
-            prepared = self._prepare(delivery.headers if self._reads_headers else None, delivery.body)
-            if isinstance(prepared, Ready):
-                CURRENT.set(delivery)
-                who = "the syncer"
+        report = self._prepared(delivery)
+        if isinstance(report, Ready):
+            CURRENT.set(delivery)
+            try:
                 if tracing.active is None:
-                    report = interpret_result(await self._syncer(prepared.message))
+                    report = interpret_result(await self._syncer(report.message))
                 else:
-                    with process_span(delivery) as span:
-                        report = interpret_result(await self._syncer(prepared.message))
+                    with process_span(tracing.active, delivery) as span:
+                        report = interpret_result(await self._syncer(report.message))
                         record_report(span, report)
-            else:
-                report = prepared
-        except GeneratorExit:  # the event loop is being torn down
-            raise
-        except asyncio.CancelledError as error:
-            if self._closing:
+            except GeneratorExit:  # the event loop is being torn down
                 raise
-            report = interpret_error(error, who=who)
-        except BaseException as error:  # noqa: BLE001 - a syncer, a model or a key store may raise anything, SystemExit too
-            report = interpret_error(error, who=who)
+            except asyncio.CancelledError as error:
+                if self._closing:
+                    raise
+                report = interpret_error(error)
+            except BaseException as error:  # noqa: BLE001 - a syncer may raise anything, SystemExit too
+                report = interpret_error(error)
         self._finish(delivery, report)
         if self._pool.in_flight == 1:  # this message; a later one would send its acknowledgement too
             delivery.session.flush()  # one iteration of the loop before the scheduled flush
@@ -211,23 +205,17 @@ class ThreadWorkers(SyncerWorkers):
         for delivery in deliveries:
             self._buffer.put(delivery)
 
-    def take_unstarted(self) -> list[Delivery]:
-        """See :class:`SyncerWorkers`."""
-        unstarted, self._unstarted = self._unstarted, []
+    def _take_queued(self) -> list[Delivery]:
+        queued: list[Delivery] = []
         while not self._closing:  # once closing, leave the marks in the queue that end the threads
             try:
                 delivery = self._buffer.get_nowait()
             except queue.Empty:
                 break
             if delivery is not None:
-                unstarted.append(delivery)
-        self._outstanding.difference_update(unstarted)
-        return unstarted
-
-    @property
-    def running(self) -> int:
-        """See :class:`SyncerWorkers`."""
-        return max(0, len(self._outstanding) - self._buffer.qsize())
+                queued.append(delivery)
+        self._outstanding.difference_update(queued)
+        return queued
 
     def owns_current_task(self) -> bool:
         """Return False: plain functions have no task."""
@@ -262,21 +250,19 @@ class ThreadWorkers(SyncerWorkers):
                     return
 
     def _handle(self, delivery: Delivery) -> RunResult:
-        who = "preparing the message"
+        prepared = self._prepared(delivery)
+        if not isinstance(prepared, Ready):
+            return prepared
+        CURRENT.set(delivery)
         try:
-            prepared = self._prepare(delivery.headers if self._reads_headers else None, delivery.body)
-            if not isinstance(prepared, Ready):
-                return prepared
-            CURRENT.set(delivery)
-            who = "the syncer"
             if tracing.active is None:
                 return interpret_result(self._syncer(prepared.message))
-            with process_span(delivery) as span:
+            with process_span(tracing.active, delivery) as span:
                 report = interpret_result(self._syncer(prepared.message))
                 record_report(span, report)
                 return report
-        except BaseException as error:  # noqa: BLE001 - a syncer, a model or a key store may raise anything, SystemExit too
-            return interpret_error(error, who=who)
+        except BaseException as error:  # noqa: BLE001 - a syncer may raise anything, SystemExit too
+            return interpret_error(error)
 
     def _report(self) -> None:
         self._report_scheduled = False
@@ -291,7 +277,3 @@ class ThreadWorkers(SyncerWorkers):
                 delivery.session.skip(delivery)
         if not self._outstanding:
             self._idle.set()
-
-
-def _ignore() -> None:
-    """Do nothing when a worker is free: the broker sends messages without a request."""

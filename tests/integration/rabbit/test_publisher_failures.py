@@ -82,7 +82,7 @@ async def test_an_unexpected_error_ends_the_link_before_it_is_raised(
         assert publisher._channel is not None
         link = publisher._channel.link
 
-        def fail(*_: object) -> None:
+        def fail(*_: object, **_options: object) -> None:
             raise LookupError("unexpected")
 
         monkeypatch.setattr(link._channel, "basic_publish", fail)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conquiet.rabbit.death_headers import delivery_count, is_exhausted, retry_count
+from conquiet.rabbit.death_headers import delivery_count, retry_count
+from conquiet.rabbit.pipeline import EXHAUSTED, Pipeline
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
@@ -59,7 +60,9 @@ def test_no_header_ever_raises(headers: Any) -> None:
 def test_only_more_than_the_limit_is_exhausted_and_only_with_a_limit(
     count: int, limit: int | None, *, exhausted: bool
 ) -> None:
-    assert is_exhausted({"x-death": [{"count": count}]}, limit) is exhausted
+    prepared = Pipeline(max_retries=limit).prepare({"x-death": [{"count": count}]}, b"{}")
+
+    assert (prepared is EXHAUSTED) is exhausted
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from conquiet.rabbit.syncer import Unavailable
 from conquiet.testing import wait_until_async
 
 AT_ONCE = Backoff(base_s=0.0, cap_s=0.0)
-AWAY = Unavailable("DatabaseUnavailableError")
+AWAY = Unavailable()
 
 
 class Delivery:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from conquiet.core.batching import BatchSettings
+from conquiet.rabbit.batch_workers import BatchWorkers
 from conquiet.rabbit.decode import Unreadable
 from conquiet.rabbit.delivery import Delivery
 from conquiet.rabbit.message_schemas import SchemaRegistry
@@ -56,6 +58,24 @@ async def test_an_unreadable_body_never_reaches_the_syncer(kind: Callable[..., T
     workers.submit([Delivery(session, 1, False, b"", b"not json")])  # noqa: FBT003
     async with asyncio.timeout(60):
         assert isinstance(await finished.get(), Unreadable)
+    assert await workers.close() == 0
+
+
+async def test_a_plain_batch_syncer_that_raises_stop_iteration_is_reported() -> None:
+    """A future cannot hold this error: its batch would wait for a result without end."""
+
+    def exhausted(_: list[Any]) -> bool:
+        return bool(next(iter(())))
+
+    finished: asyncio.Queue[Any] = asyncio.Queue()
+    report: Callable[[Any, Any], None] = lambda _delivery, verdict: finished.put_nowait(verdict)  # noqa: E731
+    workers = BatchWorkers(exhausted, Pipeline(), 1, report, BatchSettings(2))
+    workers.start()
+    session: Any = SimpleNamespace(is_open=True, flush=lambda: None, queue="work")
+
+    workers.submit([Delivery(session, tag, False, b"", b"{}") for tag in (1, 2)])  # noqa: FBT003
+    async with asyncio.timeout(20):
+        assert [(await finished.get()).reason for _ in range(2)] == ["the syncer raised StopIteration"] * 2
     assert await workers.close() == 0
 
 
@@ -166,7 +186,8 @@ async def test_after_halt_nothing_starts_even_before_the_loop_runs(
         workers.halt()
         go_on.set()
         go_on_in_thread.set()
-        await wait_until_async(lambda: finished == [1] and not workers.running)
+        await wait_until_async(lambda: finished == [1])
+        await workers.drained()
 
     assert workers.take_unstarted() == [second]
     assert begun.empty()

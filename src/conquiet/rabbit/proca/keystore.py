@@ -34,7 +34,27 @@ class KeyStore(Protocol):
         ...
 
 
-class MemoryKeyStore:
+class _HeldKeys:
+    """Private keys by their public keys. ``repr`` shows where they come from and their number."""
+
+    __slots__ = ("_keys", "_source")
+
+    def __init__(self, keys: dict[str, bytes], source: str) -> None:
+        self._keys = keys
+        self._source = source
+
+    def private_key(self, public: str) -> bytes | None:
+        """See :class:`KeyStore`."""
+        return self._keys.get(public)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._source}, {len(self._keys)} keys)"
+
+
+class MemoryKeyStore(_HeldKeys):
     """Keys that are held in memory.
 
     :meth:`from_text` takes the same as JSON, :meth:`from_env` the JSON of an environment variable.
@@ -46,11 +66,11 @@ class MemoryKeyStore:
         ConfigurationError: It is not such a mapping. The text names the source, never a key.
     """
 
-    __slots__ = ("_keys", "_source")
+    __slots__ = ()
 
     def __init__(self, keys: Mapping[str, object]) -> None:
-        self._source = "a mapping of keys"
-        self._keys = _keys_of(keys, self._source, flat=True)
+        source = "a mapping of keys"
+        super().__init__(_keys_of(keys, source, flat=True), source)
 
     @classmethod
     def from_text(cls, text: str, *, source: str = "a text with keys") -> Self:
@@ -69,18 +89,8 @@ class MemoryKeyStore:
             raise ConfigurationError(f"there is no environment variable {name}, which should hold keys")
         return cls.from_text(text, source=f"environment variable {name}")
 
-    def private_key(self, public: str) -> bytes | None:
-        """See :class:`KeyStore`."""
-        return self._keys.get(public)
 
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __repr__(self) -> str:
-        return f"MemoryKeyStore({self._source}, {len(self._keys)} keys)"
-
-
-class FileKeyStore:
+class FileKeyStore(_HeldKeys):
     """Keys from a JSON file ``{"<public>": {"private": "<private>"}}``, base64url without padding.
 
     Read once, when built. The file must be a regular file of our own user with mode 0600 (or stricter).
@@ -94,24 +104,14 @@ class FileKeyStore:
         ConfigurationError: The file is missing, unsafe or not a key file. The text names the path, never a key.
     """
 
-    __slots__ = ("_keys", "_path")
+    __slots__ = ()
 
     def __init__(self, path: str | os.PathLike[str], *, secret_volume: bool = False) -> None:
         if not isinstance(path, str | os.PathLike):
             raise ConfigurationError("the path of a key file must be a text or a Path")
-        self._path = Path(path)
-        content = _read_from_volume(self._path) if secret_volume else _read_safely(self._path)
-        self._keys = _parse(content, f"key file {self._path}")
-
-    def private_key(self, public: str) -> bytes | None:
-        """See :class:`KeyStore`."""
-        return self._keys.get(public)
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __repr__(self) -> str:
-        return f"FileKeyStore({str(self._path)!r}, {len(self._keys)} keys)"
+        path = Path(path)
+        content = _read_from_volume(path) if secret_volume else _read_safely(path)
+        super().__init__(_parse(content, f"key file {path}"), repr(str(path)))
 
 
 def from_base64url(text: object) -> bytes | None:

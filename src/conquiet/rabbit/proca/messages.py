@@ -1,8 +1,4 @@
-"""The two message formats of the original, as types and as checks. SPEC(004 §2.3).
-
-The types say what the sender writes. The checks are narrower on purpose: they refuse only what the normaliser could
-not work with, because a new field in the sender's next release must not dead-letter a day of messages.
-"""
+"""The two message formats of the original, as types, in the form in which they are sent. SPEC(004 §2.3)."""
 
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
@@ -12,9 +8,6 @@ EVENT_V2: Final = "proca:event:2"
 # Where each nested object finds its id.
 ACTION_IDS: Final = {"campaign": "campaignId", "action": "actionId", "org": "orgId", "actionPage": "actionPageId"}
 EVENT_IDS: Final = {"campaign": "campaignId", "action": "actionId", "actionPage": "actionPageId"}
-
-_ACTION_OBJECTS: Final = (*ACTION_IDS, "contact", "personalInfo")
-_EVENT_OBJECTS: Final = tuple(EVENT_IDS)
 
 
 class KeyRef(TypedDict):
@@ -64,21 +57,3 @@ class EventMessage(TypedDict):
     action: NotRequired[dict[str, Any] | None]
     campaign: NotRequired[dict[str, Any] | None]
     actionPage: NotRequired[dict[str, Any] | None]
-
-
-def check_action(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message, or raise ``ValueError`` when a nested object is something else."""
-    return _check_objects(message, _ACTION_OBJECTS)
-
-
-def check_event(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message, or raise ``ValueError`` when a nested object is something else."""
-    return _check_objects(message, _EVENT_OBJECTS)
-
-
-def _check_objects(message: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    for name in names:
-        value = message.get(name)
-        if value is not None and not isinstance(value, dict):
-            raise ValueError(name)
-    return message

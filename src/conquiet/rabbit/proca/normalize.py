@@ -1,6 +1,8 @@
-"""Ids copied to where they are convenient, personal data merged into the contact. Pure: the input is never changed.
+"""Copy ids to where they are convenient, and merge personal data into the contact. Pure: the input is never changed.
 
-SPEC(004 §3). A nested object that is missing stays missing; an id that is missing is not invented.
+SPEC(004 §3). A nested object that is missing stays missing; an id that is missing is not invented. A message is refused
+only if one of its objects cannot be read as one: a new field in the sender's next release must not dead-letter a day of
+messages.
 """
 
 from collections.abc import Mapping
@@ -10,12 +12,16 @@ from conquiet.rabbit.proca.messages import ACTION_IDS, EVENT_IDS
 
 
 def normalize_action(message: dict[str, Any]) -> dict[str, Any]:
-    """Return an action with ``campaign.id``, ``action.id``, ``org.id`` and ``actionPage.id`` filled in."""
-    return _with_ids(message, ACTION_IDS)
+    """Return an action with ``campaign.id``, ``action.id``, ``org.id`` and ``actionPage.id`` filled in.
+
+    Raises:
+        ValueError: A nested object is something else.
+    """
+    return _with_ids(message, ACTION_IDS, "contact", "personalInfo")
 
 
 def normalize_event(message: dict[str, Any]) -> dict[str, Any]:
-    """Return an event with ``campaign.id``, ``action.id`` and ``actionPage.id`` filled in."""
+    """Return an event with ``campaign.id``, ``action.id`` and ``actionPage.id`` filled in; see above."""
     return _with_ids(message, EVENT_IDS)
 
 
@@ -24,7 +30,11 @@ def merge_contact(message: dict[str, Any], personal: Mapping[str, Any]) -> dict[
     return message | {"contact": (message.get("contact") or {}) | dict(personal)}
 
 
-def _with_ids(message: dict[str, Any], ids: Mapping[str, str]) -> dict[str, Any]:
+def _with_ids(message: dict[str, Any], ids: Mapping[str, str], *other_objects: str) -> dict[str, Any]:
+    for name in (*ids, *other_objects):
+        value = message.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise ValueError(name)
     copied = dict(message)
     for name, source in ids.items():
         nested = message.get(name)
