@@ -299,7 +299,7 @@ def test_what_lies_ready_is_well_formed_and_names_files_that_exist() -> None:
     help_text = subprocess.run([command, "worker", "--help"], capture_output=True, text=True, check=True).stdout
     known = {
         "--concurrency",
-        "--grace",
+        "--grace-s",
         "--host",
         "--health-port",
         "--metrics-port",

@@ -116,7 +116,7 @@ def test_entries_left_pending_under_a_live_consumer_are_found(durable: tuple[Red
 
     assert "consumer 'alice' of 'orders', group 'billing', is alive and holds 2 entries" in found.what
     assert "run(recover=True)" in found.fix
-    assert "conquiet reclaim orders billing --min-idle 600" in found.fix
+    assert "conquiet reclaim orders billing --min-idle-s 600" in found.fix
 
 
 def test_a_group_that_is_merely_behind_is_found(durable: tuple[RedisAdmin, Redis]) -> None:
