@@ -7,7 +7,7 @@ import pytest
 from tests.integration.runtime.conftest import Enqueue, MakeEngine, Run
 from tests.redis_clients import RawRedis
 
-from conquiet.management.history import HistorySpan, read_history, read_sparklines
+from conquiet.management.history import HistoryRange, read_history, read_sparklines
 from conquiet.management.models import ConsumerState
 from conquiet.management.redis_admin import RedisAdmin
 from conquiet.management.workers import read_workers
@@ -35,7 +35,7 @@ async def test_a_stopped_worker_has_left_its_counts(
     await running.stop()
 
     with RedisAdmin(raw) as admin:
-        for span in HistorySpan:
+        for span in HistoryRange:
             history = read_history(admin, stream.encode(), [GROUP.encode()], span)
             assert sum(point.ok for point in history.points) == 30
             assert sum(point.failed for point in history.points) == 10
