@@ -55,7 +55,7 @@ class HandlerCancelledError(ConquietError):
 
 
 class Reason(Enum):
-    """Why a message is dead."""
+    """Reasons why a message is dead."""
 
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
     NOT_RETRYABLE = "not_retryable"

@@ -1,7 +1,7 @@
 """The two message formats of the original, as types and as checks. SPEC(004 §2.3).
 
-The types say what the sender writes. The checks are narrower on purpose: they refuse only what the normaliser could
-not work with, because a new field in the sender's next release must not dead-letter a day of messages.
+The types describe what the sender writes. The checks refuse less: only what ``normalize`` cannot process. A new field
+in the sender's next release must not dead-letter a day of messages.
 """
 
 from typing import Any, Final, Literal, NotRequired, TypedDict
@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NotRequired, TypedDict
 ACTION_V2: Final = "proca:action:2"
 EVENT_V2: Final = "proca:event:2"
 
-# Where each nested object finds its id.
+# Path of the id of each nested object.
 ACTION_IDS: Final = {"campaign": "campaignId", "action": "actionId", "org": "orgId", "actionPage": "actionPageId"}
 EVENT_IDS: Final = {"campaign": "campaignId", "action": "actionId", "actionPage": "actionPageId"}
 
@@ -67,12 +67,12 @@ class EventMessage(TypedDict):
 
 
 def check_action(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message, or raise ``ValueError`` when a nested object is something else."""
+    """Return the message, or raise ``ValueError`` if a nested value is not an object."""
     return _check_objects(message, _ACTION_OBJECTS)
 
 
 def check_event(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message, or raise ``ValueError`` when a nested object is something else."""
+    """Return the message, or raise ``ValueError`` if a nested value is not an object."""
     return _check_objects(message, _EVENT_OBJECTS)
 
 

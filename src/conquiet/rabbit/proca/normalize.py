@@ -1,6 +1,6 @@
-"""Ids copied to where they are convenient, personal data merged into the contact. Pure: the input is never changed.
+"""Copy ids to where the syncer expects them, and merge personal data into the contact. Pure: the input is not changed.
 
-SPEC(004 §3). A nested object that is missing stays missing; an id that is missing is not invented.
+SPEC(004 §3). A missing nested object and a missing id stay missing.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ def normalize_event(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def merge_contact(message: dict[str, Any], personal: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the message with ``personal`` laid over its contact: decrypted values win."""
+    """Return the message with ``personal`` merged into its contact; decrypted values replace others."""
     return message | {"contact": (message.get("contact") or {}) | dict(personal)}
 
 
