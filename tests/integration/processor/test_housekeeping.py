@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.redis_clients import RawAsyncRedis
 
-from conquiet.processor import NewMessage, Processor, ProcessorSettings
+from conquiet.processor import JobContext, NewMessage, Processor, ProcessorSettings
 from conquiet.queue import housekeeping
 from conquiet.redis_transport.ids import parse_id
 from conquiet.redis_transport.liveness import housekeeping_key, liveness_key, registry_key
@@ -31,7 +31,7 @@ def make(client: RawAsyncRedis, stream: str, seen: list[int], **options: Any) ->
     processor = Processor(client, [stream], concurrency=50, **options)
 
     @processor.handler("order")
-    async def order(ctx: Any) -> None:
+    async def order(ctx: JobContext) -> None:
         seen.append(ctx.data["n"])
 
     return processor
@@ -123,7 +123,7 @@ async def test_a_stop_with_pending_entries_keeps_the_name(client: RawAsyncRedis,
     processor = Processor(client, [stream], consumer_id="left")
 
     @processor.handler("order")
-    async def order(ctx: Any) -> None:
+    async def order(ctx: JobContext) -> None:
         begun.set()
         await asyncio.Event().wait()
 

@@ -27,7 +27,7 @@ async def test_orders_of_pika_are_handled_and_failed_ones_are_kept(
     rabbit.put(queue, *({"order": number} for number in range(20)))
     seen: list[int] = []
 
-    async def syncer(message: Any) -> bool:
+    async def syncer(message: dict[str, Any]) -> bool:
         seen.append(message["order"])
         return bool(message["order"] % 5)
 

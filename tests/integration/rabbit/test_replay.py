@@ -318,7 +318,7 @@ async def test_the_message_id_is_there_beside_an_odd_header(odd: Rabbit) -> None
     odd.channel.basic_publish("", "work", b"{}", properties)
     seen: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-    async def syncer(_: Any) -> bool:
+    async def syncer(_: dict[str, Any]) -> bool:
         seen.set_result((current_delivery().message_id, current_delivery().headers))
         return True
 

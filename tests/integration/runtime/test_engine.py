@@ -20,7 +20,16 @@ from tests.redis_clients import RawRedis
 from conquiet.core.lifecycle import Status
 from conquiet.errors import ConfigurationError, InfrastructureError, LifecycleError, MalformedMessageError
 from conquiet.redis_transport.liveness import registry_key
-from conquiet.runtime import Consumer, EngineError, Failed, MessageContext, RuntimeMessage, Started, Succeeded
+from conquiet.runtime import (
+    Consumer,
+    EngineError,
+    Failed,
+    MessageContext,
+    RuntimeMessage,
+    Started,
+    Succeeded,
+    SyncMessageContext,
+)
 from conquiet.runtime.settings import RuntimeSettings
 from conquiet.testing import wait_until_async
 
@@ -433,7 +442,7 @@ async def test_a_plain_function_runs_in_a_thread_and_may_acknowledge_there(
     threads: set[int] = set()
     left: list[int] = []
 
-    def handler(message: RuntimeMessage, ctx: Any) -> None:
+    def handler(message: RuntimeMessage, ctx: SyncMessageContext) -> None:
         time.sleep(0.01)
         threads.add(threading.get_ident())
         if message.data["n"] == 0:

@@ -8,7 +8,7 @@ from tests.redis_clients import RawRedis
 
 from conquiet.core.json_codec import TOO_LARGE
 from conquiet.queue.codec import NOT_ONE_FIELD, WRONG_FIELD
-from conquiet.runtime import MessageContext, RuntimeMessage
+from conquiet.runtime import MessageContext, RuntimeMessage, SyncMessageContext
 from conquiet.testing import wait_until_async
 
 
@@ -59,7 +59,7 @@ async def test_a_malformed_entry_that_the_hook_keeps_comes_again_without_its_byt
     raw.xadd(stream, {"other": large})
     reasons: list[str] = []
 
-    def on_malformed(message: RuntimeMessage, ctx: Any) -> None:
+    def on_malformed(message: RuntimeMessage, ctx: SyncMessageContext) -> None:
         reasons.append(message.malformed)
         if len(reasons) == 6:
             ctx.ack()
