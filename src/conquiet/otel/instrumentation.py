@@ -74,7 +74,7 @@ def instrument(
 
 
 def uninstrument() -> None:
-    """End the tracing."""
+    """Remove what ``instrument`` has installed. Later messages have no spans."""
     tracing.install(None)
 
 
