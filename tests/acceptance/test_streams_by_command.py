@@ -54,7 +54,7 @@ def test_bad_json_on_line_17_is_named_and_not_shown(conquiet: Run, client: Redis
     assert client.xlen(f"{key_prefix}new") == 16
 
 
-def test_what_is_no_object_is_refused(quick: Run, key_prefix: str) -> None:
+def test_a_payload_that_is_not_an_object_is_refused(quick: Run, key_prefix: str) -> None:
     done = quick("enqueue", f"{key_prefix}new", "[1, 2]")
 
     assert done.returncode == 2

@@ -452,7 +452,7 @@ def test_a_broker_that_does_not_answer_is_not_a_finding() -> None:
         examine_rabbit("http://127.0.0.1:1")
 
 
-def test_what_can_bring_a_message_back_is_found(server: RedisAdmin, client: Redis, key_prefix: str) -> None:
+def test_each_source_of_a_redelivery_is_found(server: RedisAdmin, client: Redis, key_prefix: str) -> None:
     stream = f"{key_prefix}orders"
     day_ms = 86_400_000
     now_ms = server.now_ms()

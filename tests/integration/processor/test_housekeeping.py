@@ -172,7 +172,7 @@ async def test_names_at_the_end_are_the_live_workers(
 
 
 @pytest.mark.timeout(600 + SOAK // 500)
-async def test_a_stream_under_traffic_stays_short_beside_a_slow_group(client: RawAsyncRedis, stream: str) -> None:
+async def test_a_stream_under_traffic_stays_short_despite_a_slow_group(client: RawAsyncRedis, stream: str) -> None:
     """Entries that both groups have handled stay for one second of traffic at most; the slow group gets everything."""
     seen: list[int] = []
     read_slow, last_slow = 0, (0, 0)

@@ -194,7 +194,7 @@ async def test_a_tenant_with_a_long_line_delays_another_by_one_job(
     assert seen.order.index(("small", 1)) - emitted_at[0] <= 1
 
 
-async def test_a_dead_holders_message_is_claimed_and_its_key_goes_on(
+async def test_a_dead_holders_message_is_claimed_and_its_key_continues(
     make_processor: MakeProcessor, client: RawAsyncRedis, keys: Keys
 ) -> None:
     seen = Seen()
@@ -376,7 +376,7 @@ async def test_a_replayed_dead_letter_joins_the_end_of_its_key(
     assert await is_clean(client, keys)
 
 
-async def test_a_paused_event_holds_its_key_and_goes_on_after(
+async def test_a_paused_event_holds_its_key_and_continues_afterwards(
     make_processor: MakeProcessor, client: RawAsyncRedis, keys: Keys
 ) -> None:
     seen = Seen()

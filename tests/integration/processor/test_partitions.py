@@ -173,7 +173,7 @@ async def test_a_busy_key_stays_until_its_line_is_empty(
     assert seen.by_key[key] == [1, 2, 3, 4, 5]
 
 
-async def test_what_a_growth_finds_waiting_follows_its_key(
+async def test_waiting_messages_follow_their_key_after_a_growth(
     make: Make, view: PartitionedStream, client: RawAsyncRedis, stream: str
 ) -> None:
     """A delayed message, a dead letter, and an emitter that knows only the stream's name."""

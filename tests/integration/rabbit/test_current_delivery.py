@@ -107,7 +107,7 @@ def test_outside_a_syncer_there_is_none() -> None:
 
 
 @pytest.mark.parametrize("kind", ["async", "plain", "batch"])
-async def test_what_a_syncer_emits_names_its_delivery_as_the_cause(rabbit: Rabbit, kind: str) -> None:
+async def test_messages_emitted_by_a_syncer_name_its_delivery_as_the_cause(rabbit: Rabbit, kind: str) -> None:
     queue = rabbit.queue()
     publish(rabbit, queue, BODY % 1, message_id="one")
     publish(rabbit, queue, BODY % 2)

@@ -89,7 +89,9 @@ async def test_false_requeues_once_and_then_dead_letters_whatever_the_syncer_is(
 
 @pytest.mark.spec("MW-002.6", "MW-002.8", "MW-002.1", "MW-002.3", "MW-002.4")
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_is_not_for_the_syncer_never_reaches_it(rabbit: Rabbit, action: MakeAction, kind: str) -> None:
+async def test_a_message_that_cannot_be_prepared_never_reaches_the_syncer(
+    rabbit: Rabbit, action: MakeAction, kind: str
+) -> None:
     """No JSON, an unknown schema, and past the retry limit: with a good message among them."""
     queue = rabbit.queue()
     rabbit.put(queue, b"not json", {"schema": "proca:action:1"})

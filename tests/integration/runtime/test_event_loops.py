@@ -37,7 +37,7 @@ def test_an_engine_works_on_either_loop(
     assert pending() == []
 
 
-def test_what_is_done_at_once_is_acknowledged_with_the_next_read(
+def test_immediately_finished_messages_are_acknowledged_with_the_next_read(
     on_loop: Run, redis_url: str, stream: str, enqueue: Enqueue, raw: RawRedis
 ) -> None:
     """Only the reader's connection is used, and only the write of the read: this keeps latency low."""

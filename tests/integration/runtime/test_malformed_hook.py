@@ -50,7 +50,7 @@ async def test_a_malformed_entry_goes_to_the_hook_which_may_acknowledge_it(
     assert len(running.errors) == 1
 
 
-async def test_a_malformed_entry_that_the_hook_keeps_comes_again_without_its_bytes(
+async def test_a_malformed_entry_kept_by_the_hook_is_delivered_again_without_bytes(
     make_engine: MakeEngine, run: Run, raw: RawRedis, stream: str, pending: Pending
 ) -> None:
     """Even past ``max_deliveries``: only the hook can settle it."""

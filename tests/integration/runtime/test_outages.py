@@ -92,7 +92,7 @@ def message_stream(engine: Consumer) -> str:
     return stream
 
 
-async def test_what_was_fetched_before_the_pause_is_released_at_once(
+async def test_messages_fetched_before_the_pause_are_released_immediately(
     make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending
 ) -> None:
     """Other hosts may reach the database: nothing waits here for the pause to end."""

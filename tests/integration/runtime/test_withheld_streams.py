@@ -49,7 +49,7 @@ async def test_a_stream_resumed_during_a_claim_runs_stale_work_once(
     await engine_run.stop()
 
 
-async def test_what_we_acknowledged_while_claiming_it_is_not_run_again(
+async def test_a_message_acknowledged_during_its_claim_is_not_run_again(
     make_engine: MakeEngine, run: Run, raw: RawRedis, stream: str, enqueue: Enqueue
 ) -> None:
     """The claim's reply is older than the acknowledgement, which went over another connection."""

@@ -37,7 +37,7 @@ envelopes = st.builds(
 
 
 @given(envelopes)
-def test_what_is_written_is_read_back(envelope: Envelope) -> None:
+def test_encoded_data_is_decoded_unchanged(envelope: Envelope) -> None:
     assert from_payload(to_payload(envelope), entry_id="1-1") == envelope
 
 
