@@ -45,7 +45,7 @@ KEYS = ["v", "event", "id", "data", "attempt", "max_attempts", "emitted_ms", "de
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), json_values | st.just(1)))
-def test_whatever_stands_there_is_an_envelope_or_refused_with_a_constant_reason(payload: dict[str, Any]) -> None:
+def test_any_data_is_an_envelope_or_refused_with_a_constant_reason(payload: dict[str, Any]) -> None:
     """Anything can be in a stream. It must neither crash the reader nor get its content into an error."""
     reason: str | None = None
 
