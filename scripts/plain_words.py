@@ -68,11 +68,11 @@ _BE = r"\b(?:is|are|was|were|be|been)"
 
 PHRASES = {
     # Clauses in place of nouns and verbs.
-    "begins with what": Kind(r"^(?:what|how|whether|where|why|who|which|that)\b", 5),
+    "begins with what": Kind(r"^(?:what|how|whether|where|why|who|which|that)\b", 2),
     "headless what": Kind(
         r"(?:^|(?<=[.;:,] ))what (?:is|was|were|has|had|it|they|cannot|comes|dies|died|does|did|runs|ran"
         r"|fails|failed|follows|travels|waits|kills|raises|lies|stays|went|ends|others|we|the|an?)\b(?![^.]*\?)",
-        3,
+        1,
     ),
     "is what": Kind(rf"{_BE} what\b|\b(?:which|that) is (?:why|how|where|when)\b", 0),
     "one that, that of": Kind(
@@ -80,11 +80,11 @@ PHRASES = {
     ),
     "whose": Kind(r"\bwhose\b", 1),
     "becomes of": Kind(r"\bbec(?:omes?|ame) of\b", 0),
-    "whatever": Kind(r"\b(?:whatever|wherever|whichever|however (?:deep|many|large|long|often|it))\b", 1),
+    "whatever": Kind(r"\b(?:whatever|wherever|whichever|however (?:deep|many|large|long|often|it))\b", 0),
     # Actors that are not named, and things that act like people.
     "impersonal": Kind(rf"\b(?:someone|anyone|everyone|oneself|no one)\b|{_SENTENCE}who \w+s\b(?![^.]*\?)", 0),
-    "ask, answer": Kind(r"\b(?:ask|answer)(?:s|ed|ing)?\b(?!:)", 4),
-    "says, said": Kind(r"\b(?:says?|said)\b", 1),
+    "ask, answer": Kind(r"\b(?:ask|answer)(?:s|ed|ing)?\b(?!:)", 2),
+    "says, said": Kind(r"\b(?:says?|said)\b", 0),
     "look at, look for": Kind(r"\blook(?:s|ed|ing)? (?:at|for|into|back|again)\b", 0),
     "by itself": Kind(r"\bby (?:itself|themselves|ourselves)\b", 0),
     "the caller's": Kind(r"\b(?:stays?|is|are|be) (?:the (?:caller|handler|server)'s|ours|theirs)\b(?! error)", 2),
@@ -93,7 +93,7 @@ PHRASES = {
         r"\b(?:come|comes|came|coming) (?:again|back|too late|along)\b|\b(?:brings?|brought|takes?) (?:\w+ )?along\b", 0
     ),
     "is away": Kind(rf"{_BE} (?:away|at work|at hand|at an end)\b", 0),
-    "stands": Kind(r"\b(?:stands?(?!-in)|stood)\b", 1),
+    "stands": Kind(r"\b(?:stands?(?!-in)|stood)\b", 0),
     "in hand": Kind(r"\bin (?:\S+ )?hands\b", 0),
     # Inversions, negations and words of another century.
     "is no": Kind(rf"(?<!there ){_BE} no (?!longer\b|more\b|less\b|next\b|transaction\b)\w+", 3),
@@ -104,7 +104,7 @@ PHRASES = {
     "taken for": Kind(rf"{_BE} taken for\b|\btakes? (?:it|them|each|two \w+|an? (?!lock)\w+) for (?:an?|the|one)\b", 0),
     "not, but": Kind(rf"{_SENTENCE}not [^.;:]{{1,60}} but\b", 0),
     "inverted": Kind(rf"{_SENTENCE}(?!moved|unknown)[a-z]+(?:ed|en|wn|pt) (?:is|are|was|were) (?:the|an?|\w+s)\b", 0),
-    "nothing but": Kind(r"\b(?:nothing|none|no \w+) but\b|(?<=[a-z(])(?<!,) but for\b|\(but for\b", 2),
+    "nothing but": Kind(r"\b(?:nothing|none|no \w+) but\b|(?<=[a-z(])(?<!,) but for\b|\(but for\b", 1),
     "also if": Kind(r"\balso (?:if|when|while|where|after|during|without)\b", 0),
     "nevertheless": Kind(
         r"\b(?:nevertheless|nonetheless|none the less|(?<!are )all the same(?! to)|in vain|hence|thereby|whereupon"
@@ -113,8 +113,8 @@ PHRASES = {
     ),
     # Idioms that mean something else at first reading.
     "at once": Kind(r"\bat once\b", 0),
-    "of its own": Kind(r"\bof (?:its|their|our|your|his) own\b", 3),
-    "beside": Kind(r"\bbesides?\b", 2),
+    "of its own": Kind(r"\bof (?:its|their|our|your|his) own\b", 2),
+    "beside": Kind(r"\bbesides?\b", 0),
     "in a row": Kind(r"\bin a row\b", 0),
     "so many": Kind(r"\bso (?:many|much|long|few|often)\b(?! that\b)(?! as\b)", 0),
 }

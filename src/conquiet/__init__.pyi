@@ -10,6 +10,8 @@ from conquiet.config import DbConfig as DbConfig
 from conquiet.config import QueueConfig as QueueConfig
 from conquiet.core.lifecycle import Health as Health
 from conquiet.core.lifecycle import Status as Status
+from conquiet.core.lifecycle import Worker as Worker
+from conquiet.core.log_format import JsonFormatter as JsonFormatter
 from conquiet.db.locking.strategy import LockStrategy as LockStrategy
 from conquiet.db.models import DbOperation as DbOperation
 from conquiet.db.models import DbOperationType as DbOperationType
@@ -32,6 +34,7 @@ from conquiet.queue import QueueMessage as QueueMessage
 from conquiet.queue import QueueWorker as QueueWorker
 from conquiet.queue import RedisStreamsQueue as RedisStreamsQueue
 from conquiet.rabbit import RabbitConsumer as RabbitConsumer
+from conquiet.rabbit import RabbitSettings as RabbitSettings
 from conquiet.rabbit import run_process as run_process
 from conquiet.rabbit import sync_queue as sync_queue
 from conquiet.runtime import Consumer as Consumer

@@ -109,7 +109,7 @@ def test_a_quorum_queue_with_a_limit_is_not_peeked_into_unasked(
     assert broker.counts("dead") == [0, 0]
 
 
-def test_what_releases_nothing_needs_no_permission(dead_letters: Run, broker: Broker) -> None:
+def test_a_command_that_releases_nothing_needs_no_permission(dead_letters: Run, broker: Broker) -> None:
     broker.queue("dead", 5, x_queue_type="quorum", x_delivery_limit=3)
     broker.queue("work", 0)
 
@@ -176,7 +176,7 @@ def test_queues_that_count_nothing_can_be_peeked_into_any_time(
     assert broker.counts("deadly") == [0, 0]
 
 
-def test_what_was_not_replayed_is_reported(dead_letters: Run, broker: Broker) -> None:
+def test_messages_that_were_not_replayed_are_reported(dead_letters: Run, broker: Broker) -> None:
     broker.queue("dead", 1)
     broker.queue("work", 0)
     broker.channel.basic_publish("", "dead", b"{}")  # it was not rejected, so it has no source
@@ -188,7 +188,7 @@ def test_what_was_not_replayed_is_reported(dead_letters: Run, broker: Broker) ->
     assert (would, done) == (["1 would be replayed", left], ["1 replayed", left])
 
 
-def test_what_a_message_says_writes_no_line_of_its_own(dead_letters: Run, broker: Broker) -> None:
+def test_the_text_of_a_message_adds_no_line(dead_letters: Run, broker: Broker) -> None:
     broker.queue("dead", 0)
     named = pika.BasicProperties(message_id="m\nforged", headers={"tenant\x1b[2J": 1})
     broker.channel.basic_publish("", "dead", b"{}", named)

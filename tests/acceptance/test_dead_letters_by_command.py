@@ -82,7 +82,7 @@ def test_a_dead_letter_comes_back_for_its_group_or_the_named_one(
         (("--rabbit", "--group", "g"), "--group is for Redis streams"),
     ],
 )
-def test_what_only_the_other_kind_knows_is_refused(
+def test_an_option_of_the_other_broker_is_refused(
     quick: Run, client: Redis, key_prefix: str, words: tuple[str, ...], reported: str
 ) -> None:
     stream = f"{key_prefix}orders"
@@ -176,7 +176,7 @@ def test_no_limit_is_none(quick: Run, client: Redis, key_prefix: str) -> None:
     assert len(listed.stdout.splitlines()) == 1 + 10_001
 
 
-def test_what_a_dead_letter_says_writes_no_line_of_its_own(quick: Run, client: Redis, key_prefix: str) -> None:
+def test_the_text_of_a_dead_letter_adds_no_line(quick: Run, client: Redis, key_prefix: str) -> None:
     stream = f"{key_prefix}orders"
     dead_id = write_dead_letters(client, stream, {"consumer": "c\nforged  line", "traceback": "File\x1b[2J\nError"})
 

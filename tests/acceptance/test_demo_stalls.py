@@ -15,7 +15,7 @@ from rich.console import Console
 from conquiet.cli.demo.environment import GROUP, DemoEnvironment, open_environment
 from conquiet.cli.demo.orchestrator import Orchestrator
 from conquiet.cli.demo.plan import DemoPlan
-from conquiet.cli.demo.shared_state import State
+from conquiet.cli.demo.shared_state import DemoWorkerState
 from conquiet.cli.demo.summary import Summary
 from conquiet.cli.demo.view import DemoSnapshot, DemoView
 from conquiet.cli.demo.worker import WorkerSettings
@@ -106,7 +106,7 @@ def test_a_stopped_victim_is_killed_when_it_continues(
     def make(environment: DemoEnvironment) -> Intervene:
         def hold(snapshot: DemoSnapshot) -> None:
             _, victim = snapshot.workers
-            if not held and victim.state is State.WORKING:
+            if not held and victim.state is DemoWorkerState.WORKING:
                 stop_outside_a_transaction(victim.row.pid, environment)
                 wait_until(lambda: drained(environment), timeout_s=HANGS_S)
                 held.append(victim.row.pid)
@@ -137,7 +137,7 @@ def test_a_victim_that_starts_late_is_waited_for(
     def make(_stage: DemoEnvironment) -> Intervene:
         def wake(snapshot: DemoSnapshot) -> None:
             other, _ = snapshot.workers
-            if sleepers and (other.state is State.WAITING or snapshot.settled):
+            if sleepers and (other.state is DemoWorkerState.WAITING or snapshot.settled):
                 assert snapshot.handled == 0, "it began before all were there"
                 sleepers.pop().send_signal(signal.SIGCONT)
 

@@ -47,7 +47,7 @@ def test_jobs_are_listed_and_shown_without_their_data(quick: Run, stream: str) -
 
 
 def test_one_job_is_moved_and_cancelled_by_its_id(quick: Run, client: Redis, stream: str) -> None:
-    moved = quick("jobs", "reschedule", stream, "later", "--delay", "86400")
+    moved = quick("jobs", "reschedule", stream, "later", "--delay-s", "86400")
     refused = quick("jobs", "run-now", stream, "now")
     promoted = quick("jobs", "run-now", stream, "later")
     cancelled = [quick("jobs", "cancel", stream, job).stdout for job in ("now", "later")]

@@ -363,7 +363,7 @@ def test_db_init_and_purge(run: Run, invoke: Run, db_url: str) -> None:
     env = {"CONQUIET_DB_URL": db_url}
 
     first, second = run("db", "init", env=env), invoke("db", "init", env=env)
-    purged = invoke("db", "purge", "--older-than", "60", env=env)
+    purged = invoke("db", "purge", "--older-than-s", "60", env=env)
 
     assert (first.returncode, second.returncode) == (0, 0), first.stderr
     assert purged.stdout == "0 rows deleted\n"

@@ -54,7 +54,7 @@ def counts(client: Redis, stream: str) -> list[tuple[str, int]]:
     return [(row["consumer"], row["times_delivered"]) for row in rows]
 
 
-def test_what_is_stuck_beyond_the_cap_is_run_again_after_a_reset(
+def test_messages_beyond_max_deliveries_run_again_after_a_reset(
     invoke: Callable[..., Any], client: Redis, redis_url: str, stream: str
 ) -> None:
     stuck = asyncio.run(run_engine(redis_url, stream, lambda _, errors: errors.count("DeliveriesExhaustedError") >= 2))

@@ -54,7 +54,7 @@ def test_bad_json_on_line_17_is_named_and_not_shown(conquiet: Run, client: Redis
     assert client.xlen(f"{key_prefix}new") == 16
 
 
-def test_what_is_no_object_is_refused(quick: Run, key_prefix: str) -> None:
+def test_a_payload_that_is_not_an_object_is_refused(quick: Run, key_prefix: str) -> None:
     done = quick("enqueue", f"{key_prefix}new", "[1, 2]")
 
     assert done.returncode == 2
@@ -105,7 +105,7 @@ def test_inspect_watches_until_interrupted(
 ) -> None:
     """A separate exit code, and not a death by the signal: connections are closed first."""
     process = subprocess.Popen(
-        [command, "inspect", orders, "--watch", "0.1", "--redis-url", redis_url],
+        [command, "inspect", orders, "--watch-s", "0.1", "--redis-url", redis_url],
         env=clean_environment(PYTHONUNBUFFERED="1"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     with process:
@@ -147,9 +147,9 @@ def test_pending_reclaim_remove_consumer_and_trim_work_together(
 ) -> None:
     shown = json.loads(conquiet("pending", orders, "billing", "--json").stdout)
     would = quick("reclaim", orders, "billing", "--consumer", "alice", "--dry-run")
-    refused = quick("remove-consumer", orders, "billing", "alice", "--min-idle", "0", "--force")
-    unproved = quick("remove-consumer", orders, "billing", "alice", "--min-idle", "0", "--new-owner", "bob")
-    done = conquiet("remove-consumer", orders, "billing", "alice", "--min-idle", "0", "--new-owner", "bob", "--force")
+    refused = quick("remove-consumer", orders, "billing", "alice", "--min-idle-s", "0", "--force")
+    unproved = quick("remove-consumer", orders, "billing", "alice", "--min-idle-s", "0", "--new-owner", "bob")
+    done = conquiet("remove-consumer", orders, "billing", "alice", "--min-idle-s", "0", "--new-owner", "bob", "--force")
 
     assert [(row["consumer"], row["deliveries"]) for row in shown] == [("alice", 1)] * 3
     assert would.stdout.startswith("3 entries would be reclaimed")
@@ -188,7 +188,7 @@ def test_a_missing_stream_is_one_sentence(quick: Run, key_prefix: str, words: tu
 
 
 def test_a_missing_group_is_one_sentence_and_no_loss(quick: Run, orders: str) -> None:
-    done = quick("remove-consumer", orders, "mailing", "alice", "--min-idle", "0")
+    done = quick("remove-consumer", orders, "mailing", "alice", "--min-idle-s", "0")
 
     assert done.returncode == 2
     assert done.stderr == f"conquiet: stream '{orders}' has no consumer group 'mailing'; there is: billing\n"
@@ -216,8 +216,8 @@ def test_a_word_that_is_not_utf_8_is_one_sentence(quick: Run, orders: str, words
 
 
 def test_a_time_that_the_server_cannot_count_is_simply_long(quick: Run, orders: str) -> None:
-    assert quick("pending", orders, "billing", "--min-idle", "1e300").stdout == "nothing is pending\n"
-    assert quick("trim", orders, "--older-than", "1.7e308").stdout.startswith("0 entries removed")
+    assert quick("pending", orders, "billing", "--min-idle-s", "1e300").stdout == "nothing is pending\n"
+    assert quick("trim", orders, "--older-than-s", "1.7e308").stdout.startswith("0 entries removed")
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_three_processes_share_the_work_survive_a_kill_and_drain_on_sigterm(
     start: Callable[..., Running], client: Redis, redis_url: str, key_prefix: str
 ) -> None:
     """Under load: one child killed with -9 is replaced, SIGTERM ends everything with 0, and nothing is lost."""
-    worker = start(redis_url, "shop:consumer", "--processes", "3", "--grace", "60")
+    worker = start(redis_url, "shop:consumer", "--processes", "3", "--grace-s", "60")
     worker.wait_ready()
     total = 0
 
@@ -316,7 +316,7 @@ def test_a_process_stopped_during_its_start_ends_in_good_order(
     """As in a rolling update: in the middle of the user's import, or before Python has come to any code of ours."""
     (app / f"{where}.py").write_text(WAITING)
     target = "slow:consumer" if where == "slow" else "shop:consumer"
-    worker = start(redis_url, target, "--grace", "60", PYTHONPATH=str(app))
+    worker = start(redis_url, target, "--grace-s", "60", PYTHONPATH=str(app))
     wait_until((app / "here").exists, message=lambda: worker.log)
     (pid,) = worker.wait_for_pids(1)
 
@@ -361,7 +361,7 @@ def test_a_second_signal_ends_processes_that_hang_and_leaves_nothing_behind(
     (app / "stubborn.py").write_text(STUBBORN)
     folder = app / "tmp"
     folder.mkdir()
-    worker = start(redis_url, "stubborn:consumer", "--grace", "600", TMPDIR=str(folder))
+    worker = start(redis_url, "stubborn:consumer", "--grace-s", "600", TMPDIR=str(folder))
     fill(client, key_prefix, range(1))
     wait_until(lambda: handled(client, key_prefix) == ["begun"], message=lambda: worker.log)
     (pid,) = worker.wait_for_pids(1)

@@ -25,7 +25,7 @@ from tests.invariants import wire
 from tests.invariants.recorder import Recorder
 
 from conquiet.core.backoff import Backoff
-from conquiet.processor import Processor, ProcessorSettings, RetryPolicy
+from conquiet.processor import JobContext, Processor, ProcessorSettings, RetryPolicy, SyncJobContext
 from conquiet.processor.handler_runner import HandlerRunner
 from conquiet.runtime.settings import RuntimeSettings
 from conquiet.transactional import for_processor
@@ -57,14 +57,14 @@ def noting(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
     if inspect.iscoroutinefunction(handler):
 
         @functools.wraps(handler)  # with its mark: the transaction decides whether a job is cancelled
-        async def handle_async(ctx: Any) -> Any:
+        async def handle_async(ctx: JobContext) -> Any:
             wire.handle(ctx.id)
             return await handler(ctx)
 
         return handle_async
 
     @functools.wraps(handler)
-    def handle(ctx: Any) -> Any:
+    def handle(ctx: SyncJobContext) -> Any:
         wire.handle(ctx.id)
         return handler(ctx)
 

@@ -22,8 +22,8 @@ from tests.invariants.histories import History, Row, database_facts, redis_facts
 
 from conquiet.core.backoff import Backoff
 from conquiet.db.session import DbSession
-from conquiet.processor import Processor, RetryPolicy
-from conquiet.runtime import Consumer, RuntimeSettings
+from conquiet.processor import Processor, RetryPolicy, SyncJobContext
+from conquiet.runtime import Consumer, RuntimeMessage, RuntimeSettings, SyncMessageContext
 from conquiet.testing import wait_until_async
 from conquiet.testing.mysql import MySQLServer
 from conquiet.transactional import create_tables, for_processor, for_runtime
@@ -125,7 +125,7 @@ async def test_outages_of_the_database_charge_no_message_of_the_runtime(
     exhausted: list[str] = []
     handle = for_runtime(lambda message, session: write(session, message.data["n"]), engine=engine)
 
-    def deliver(message: Any, ctx: Any) -> None:
+    def deliver(message: RuntimeMessage, ctx: SyncMessageContext) -> None:
         deliveries[ctx.delivery_count] += 1
         history.record("deliver", id=message.data["n"], n=ctx.delivery_count)
         wire.handle(message.data["n"])
@@ -185,7 +185,7 @@ async def test_outages_of_the_database_cost_no_message_of_the_processor_an_attem
         processor = Processor(reader, [stream], concurrency=10, runtime=SOON)
 
         @processor.handler("pay", retry=RetryPolicy.fixed(0, max_attempts=2))
-        def pay(ctx: Any) -> None:
+        def pay(ctx: SyncJobContext) -> None:
             attempts[ctx.attempt] += 1
             history.record("deliver", id=ctx.data["n"], n=ctx.attempt)
             wire.handle(ctx.data["n"])

@@ -21,9 +21,9 @@ from tests.invariants.histories import History, Row, database_facts, redis_facts
 
 from conquiet.config import QueueConfig
 from conquiet.db.session import DbSession
-from conquiet.processor import Processor, ProcessorSettings
+from conquiet.processor import Processor, ProcessorSettings, SyncJobContext
 from conquiet.queue import QueueConsumer, QueueMessage
-from conquiet.runtime import Consumer
+from conquiet.runtime import Consumer, RuntimeMessage, SyncMessageContext
 from conquiet.testing import wait_until_async
 from conquiet.transactional import Inbox, create_tables, for_processor, for_runtime
 
@@ -168,7 +168,7 @@ async def test_ids_that_come_again_lose_nothing_with_the_runtime(
     handle = for_runtime(lambda message, session: write(session, message.data["name"]), engine=engine)
     failures = 0
 
-    def deliver(message: Any, ctx: Any) -> None:
+    def deliver(message: RuntimeMessage, ctx: SyncMessageContext) -> None:
         nonlocal failures
         history.record("deliver", id=message.data["name"])
         wire.handle(message.data["name"])
@@ -198,7 +198,7 @@ async def test_ids_that_come_again_lose_nothing_with_the_processor(
     handle = for_processor(lambda ctx, session: write(session, ctx.data["name"]), engine=engine)
     failures = 0
 
-    def pay(ctx: Any) -> None:
+    def pay(ctx: SyncJobContext) -> None:
         nonlocal failures
         history.record("deliver", id=ctx.data["name"])
         wire.handle(ctx.data["name"])

@@ -32,7 +32,7 @@ def test_queue_config_has_the_seeds_fields_and_defaults() -> None:
     assert required(QueueConfig) == ["stream_key", "consumer_group", "consumer_name"]
 
 
-def test_what_two_seeds_order_differently_is_keyword_only() -> None:
+def test_fields_that_two_seeds_order_differently_are_keyword_only() -> None:
     with pytest.raises(TypeError):
         QueueConfig("orders", "billing", "worker-1", 5_000)  # type: ignore[call-arg]
 

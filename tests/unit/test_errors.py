@@ -43,7 +43,7 @@ SIGNALS_OF_A_HANDLER = {"ConnectionCleanup", "Reject", "Retry"}
 
 
 @pytest.mark.spec("CQ-003.3")
-def test_no_package_has_an_error_of_its_own_beside_the_tree() -> None:
+def test_every_error_is_in_the_tree() -> None:
     """A caller that catches ConquietError must also catch the errors that other modules define."""
     outside = set()
     for found in pkgutil.walk_packages(conquiet.__path__, "conquiet."):

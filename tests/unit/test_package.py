@@ -256,13 +256,13 @@ def test_every_root_name_resolves_and_is_listed() -> None:
         assert name in dir(conquiet)
 
 
-@pytest.mark.parametrize("package", ["app", "processor", "runtime"])
+@pytest.mark.parametrize("package", ["app", "processor", "rabbit", "runtime"])
 def test_the_root_exports_the_settings_and_plain_counterparts_of_its_names(package: str) -> None:
     public = set(importlib.import_module(f"conquiet.{package}").__all__)
     exported = public & set(importlib.import_module("conquiet").__all__)
 
     assert {f"Sync{name}" for name in exported} & public <= exported
-    assert {"app": "AppSettings", "processor": "ProcessorSettings", "runtime": "RuntimeSettings"}[package] in exported
+    assert f"{package.capitalize()}Settings" in exported
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

@@ -281,7 +281,7 @@ async def test_a_signal_wakes_an_event_loop_that_waits() -> None:
     assert signal.set_wakeup_fd(-1) == -1
 
 
-async def test_what_wakes_the_loop_already_is_left_in_place() -> None:
+async def test_an_existing_wakeup_of_the_loop_is_kept() -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, lambda: None)
     before = signal.set_wakeup_fd(-1)

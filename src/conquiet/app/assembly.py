@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from conquiet.app.batch_invocation import BatchInvocation
 from conquiet.app.bus import Bus, RedisBus
 from conquiet.app.database import Database, require_tables
-from conquiet.app.database_probe import probe_for
+from conquiet.app.database_check import check_for
 from conquiet.app.emission import Emission
 from conquiet.app.invocation import HandlerEnvironment
 from conquiet.app.parameters import SessionKind
@@ -224,7 +224,7 @@ class Assembly:
             workers.append(self._relay())
         purgers = self._purgers()
         if self._tables:  # some part needs the database
-            workers += probe_for(self.database.sync_engine)
+            workers += check_for(self.database.sync_engine)
         return WorkerGroup(workers, background=purgers)
 
     def environment(self, loop: asyncio.AbstractEventLoop) -> HandlerEnvironment:

@@ -14,7 +14,7 @@ the status is below 400; otherwise, and after an exception, it is rolled back. A
 500. An application that has a session passes it and commits it: Flask-SQLAlchemy with
 ``FlaskExtension(app, session=lambda: db.session)``.
 
-See docs/decisions/0042.
+See docs/decisions/0024.
 """
 
 from datetime import datetime

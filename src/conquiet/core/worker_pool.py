@@ -93,7 +93,7 @@ class WorkerPool(Generic[T]):
         """Create the workers. They end no later than the task that calls this."""
         self._owner = asyncio.current_task()
         self._workers = [
-            asyncio.create_task(self._serve(), name=f"conquiet-slot-{number}") for number in range(self._limit)
+            asyncio.create_task(self._serve(), name=f"conquiet-pool-{number}") for number in range(self._limit)
         ]
 
     def put(self, items: list[T]) -> None:
@@ -111,7 +111,7 @@ class WorkerPool(Generic[T]):
         self._idle.clear()
         self._alone.extend(items)
         if self._lone_worker is None or self._lone_worker.done():
-            self._lone_worker = asyncio.create_task(self._serve_alone(), name="conquiet-slot-alone")
+            self._lone_worker = asyncio.create_task(self._serve_alone(), name="conquiet-pool-alone")
 
     def notify_below(self, waiting: int) -> None:
         """Call ``on_free`` and yield to the event loop once when the queue shrinks to this length.
@@ -201,7 +201,7 @@ class WorkerPool(Generic[T]):
                     await rest
                     slice_began = monotonic()  # the handler has suspended, so the event loop has had its turn
             except Exception as error:  # noqa: BLE001 - a bug in `work`: the worker continues, the message stays pending
-                logger.failure(logging.ERROR, "slot failed; this is a bug of conquiet, please report it", error)
+                logger.failure(logging.ERROR, "pool worker failed; this is a bug of conquiet, please report it", error)
             finally:
                 del running[task]
             if task.cancelling():
@@ -229,7 +229,7 @@ class WorkerPool(Generic[T]):
                     raise
                 forget_cancellations(task)
             except Exception as error:  # noqa: BLE001 - a bug in `work`: the message stays pending
-                logger.failure(logging.ERROR, "slot failed; this is a bug of conquiet, please report it", error)
+                logger.failure(logging.ERROR, "pool worker failed; this is a bug of conquiet, please report it", error)
             finally:
                 self._running.pop(task, None)
                 self._reopen()

@@ -8,7 +8,7 @@ over and continues. Each step is one script that removes a dead letter and retur
 process leaves no step half done, and a replayed message is not found a second time. A run covers dead letters up to its
 start, so it does not replay messages that are dead-lettered because of it.
 
-See docs/decisions/0047.
+See docs/decisions/0046.
 """
 
 import asyncio
@@ -156,7 +156,7 @@ class BulkRuns:
             return None
         run = await self.get(run_id)
         try:
-            return await _RunExecutor(self, run).execute() if run is not None and run.is_active else None
+            return await _StoredRunExecutor(self, run).execute() if run is not None and run.is_active else None
         finally:
             with contextlib.suppress(Exception):  # the lease expires
                 await self._send("EVAL", RELEASE_NAME, 1, _lease(run_id), self._owner)
@@ -211,7 +211,7 @@ return 1
 """Write a run unless its state was changed. KEYS: run; ARGV: run as JSON, seconds, the state it was in."""
 
 
-class _RunExecutor:
+class _StoredRunExecutor:
     """Execute one run and save its numbers twice a second, in a task."""
 
     def __init__(self, runs: BulkRuns, run: BulkRun) -> None:

@@ -30,7 +30,7 @@ _LONGEST_S: Final = 20.0
 """Assumed upper bound of the last bucket, which has none."""
 
 
-class HistorySpan(Enum):
+class HistoryRange(Enum):
     """Time span of a history."""
 
     HOUR = "hour"
@@ -38,9 +38,9 @@ class HistorySpan(Enum):
     WEEKS = "weeks"
 
 
-_POINTS: Final = {HistorySpan.HOUR: 60, HistorySpan.DAY: 96, HistorySpan.WEEKS: 14 * 96}
-_STEP_S: Final = {HistorySpan.HOUR: _MINUTE_S, HistorySpan.DAY: _QUARTER_S, HistorySpan.WEEKS: _QUARTER_S}
-_MERGED: Final = {HistorySpan.HOUR: 1, HistorySpan.DAY: 1, HistorySpan.WEEKS: 12}
+_POINTS: Final = {HistoryRange.HOUR: 60, HistoryRange.DAY: 96, HistoryRange.WEEKS: 14 * 96}
+_STEP_S: Final = {HistoryRange.HOUR: _MINUTE_S, HistoryRange.DAY: _QUARTER_S, HistoryRange.WEEKS: _QUARTER_S}
+_MERGED: Final = {HistoryRange.HOUR: 1, HistoryRange.DAY: 1, HistoryRange.WEEKS: 12}
 """Quarters of an hour in one point: two weeks are shown in steps of three hours."""
 
 
@@ -73,7 +73,7 @@ class Deploy:
 class History:
     """The history of a stream: points of ``step_s`` seconds, oldest first, and deploys within them."""
 
-    span: HistorySpan
+    span: HistoryRange
     step_s: int
     points: tuple[Point, ...]
     deploys: tuple[Deploy, ...]
@@ -94,7 +94,7 @@ def quantile(counts: Sequence[int], share: float) -> float | None:
     return _LONGEST_S
 
 
-def read_history(server: RedisAdmin, stream: bytes, groups: Iterable[bytes], span: HistorySpan) -> History:
+def read_history(server: RedisAdmin, stream: bytes, groups: Iterable[bytes], span: HistoryRange) -> History:
     """Return the summed history of a stream's groups up to now. Reads at most 15 hashes for each group."""
     now_s = server.now_ms() // 1000
     step_s, count = _STEP_S[span], _POINTS[span]
@@ -105,9 +105,9 @@ def read_history(server: RedisAdmin, stream: bytes, groups: Iterable[bytes], spa
     key = utf8_name(stream)
     if key is None:
         return History(span, step_s * merged, tuple(points), ())
-    per_hash = _MINUTE_S if span is HistorySpan.HOUR else QUARTERS_PER_DAY
+    per_hash = _MINUTE_S if span is HistoryRange.HOUR else QUARTERS_PER_DAY
     hashes = range(numbers[0] // per_hash, last // per_hash + 1)
-    name_of = minutes_key if span is HistorySpan.HOUR else quarters_key
+    name_of = minutes_key if span is HistoryRange.HOUR else quarters_key
     commands: list[tuple[Word, ...]] = [
         ("HGETALL", name_of(base, one)) for base in _bases(stream, groups) for one in hashes
     ]

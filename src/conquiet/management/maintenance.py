@@ -102,7 +102,7 @@ def _explain_refusal(refused: str, number: int, *, counts_attempts: bool) -> str
     if refused == "alive":
         return (
             f"read {number / 1000:.1f} s ago, so it may be alive; "
-            "stop it first, or give the idle time after which it counts as dead (--min-idle)"
+            "stop it first, or give the idle time after which it counts as dead (--min-idle-s)"
         )
     if refused == "pending":
         return f"has {number} entries pending, which would be lost with it; give a new owner for them (--new-owner)"

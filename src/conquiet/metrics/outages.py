@@ -31,7 +31,7 @@ def is_reported(error: BaseException) -> bool:
 
 
 @dataclass(slots=True)
-class _Outage:
+class _KnownOutage:
     address: str
     began_at: float
     attempts: int = 0
@@ -43,7 +43,7 @@ class _Outages:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._current: dict[tuple[str, str], _Outage] = {}
+        self._current: dict[tuple[str, str], _KnownOutage] = {}
 
     def add(self, watch: "OutageWatch", error: BaseException | None, address: str) -> None:
         count(SERVER_FAILED_ATTEMPTS_TOTAL, watch.server)
@@ -52,7 +52,7 @@ class _Outages:
             outage = self._find(watch.server, address)
             is_new = outage is None
             if outage is None:
-                outage = self._current[watch.server, address] = _Outage(address, time.monotonic())
+                outage = self._current[watch.server, address] = _KnownOutage(address, time.monotonic())
             outage.attempts += 1
             outage.parts.add(watch)
         if is_new:
@@ -68,7 +68,7 @@ class _Outages:
             )
 
     def remove(self, watch: "OutageWatch", *, is_back: bool) -> None:
-        ended: list[_Outage] = []
+        ended: list[_KnownOutage] = []
         with self._lock:
             self._forget_dropped()
             for key, outage in list(self._current.items()):
@@ -93,7 +93,7 @@ class _Outages:
             if not outage.parts:
                 del self._current[key]
 
-    def _find(self, server: str, address: str) -> _Outage | None:
+    def _find(self, server: str, address: str) -> _KnownOutage | None:
         """Return the outage of this address. Without an address, return any outage of this kind of server.
 
         An outage recorded without an address does not match a known address, because it may be another server.

@@ -74,7 +74,7 @@ def instrument(
 
 
 def uninstrument() -> None:
-    """End the tracing."""
+    """Remove what ``instrument`` has installed. Later messages have no spans."""
     tracing.install(None)
 
 
@@ -139,11 +139,11 @@ class _Instrumentation:
         headers: tracing.Headers | None = None,
         parent: tracing.Headers | None = None,
         count: int | None = None,
-    ) -> "_Span":
+    ) -> "_OtelSpan":
         attributes = _attributes(system, destination, names.SEND, message_id=message_id, event=event, count=count)
         parent_context = None if parent is None else propagate.extract(parent)
         ended = partial(self._instruments.record_sent, count or 1)
-        return _Span(
+        return _OtelSpan(
             self._tracer, f"send {destination}", SpanKind.PRODUCER, attributes, ended, parent_context, carried=headers
         )
 
@@ -159,7 +159,7 @@ class _Instrumentation:
         headers: tracing.Headers | None = None,
         first_attempt: str | None = None,
         batch: Sequence[tracing.BatchMember] | None = None,
-    ) -> "_Span | DroppedSpan":
+    ) -> "_OtelSpan | DroppedSpan":
         if batch is None and first_attempt is None and self._drops(headers):
             dropped = self._dropped_span(headers)
             if not self._counts:
@@ -185,7 +185,9 @@ class _Instrumentation:
         if first_attempt is not None:
             links += _links({PARENT: first_attempt})
         ended = partial(self._instruments.record_processed, 1 if batch is None else len(batch))
-        return _Span(self._tracer, f"process {destination}", SpanKind.CONSUMER, attributes, ended, parent, links=links)
+        return _OtelSpan(
+            self._tracer, f"process {destination}", SpanKind.CONSUMER, attributes, ended, parent, links=links
+        )
 
     def _labels(self, system: str, destination: str, group: str | None) -> dict[str, Any]:
         """Return the labels of a handler's metrics; one set per stream or queue."""
@@ -196,10 +198,10 @@ class _Instrumentation:
                 self._kept_labels[system, destination, group] = found
         return found
 
-    def settle(self, system: str, destination: str, *, operation: str, message_id: str | None = None) -> "_Span":
+    def settle(self, system: str, destination: str, *, operation: str, message_id: str | None = None) -> "_OtelSpan":
         attributes = _attributes(system, destination, names.SETTLE, operation=operation, message_id=message_id)
         record = self._instruments.operation.record
-        return _Span(self._tracer, f"{operation} {destination}", SpanKind.CLIENT, attributes, record)
+        return _OtelSpan(self._tracer, f"{operation} {destination}", SpanKind.CLIENT, attributes, record)
 
     def inject(self, headers: tracing.Headers | None) -> dict[str, str] | None:
         carried = {} if headers is None else dict(headers)
@@ -210,7 +212,7 @@ class _Instrumentation:
         trace.get_current_span().set_attribute(f"conquiet.{name}", _plain(value))
 
 
-class _Span:
+class _OtelSpan:
     """Implements ``core.tracing.Span``."""
 
     __slots__ = ("_attributes", "_began", "_carried", "_ended", "_failed", "_span", "_token")

@@ -13,7 +13,7 @@ from conquiet.processor.cancellation import CancelWatch
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.handler_runner import HandlerRunner
 from conquiet.processor.job_canceller import JobCanceller
-from conquiet.processor.jobs import JobState, Story
+from conquiet.processor.jobs import JobState, StoredHistory
 from conquiet.processor.parts import ProcessorParts
 from conquiet.processor.policy import decide
 from conquiet.processor.results import DEAD, ResultWriter
@@ -84,8 +84,8 @@ class AttemptRecorder:
         if envelope.keep_result_ms is not None:
             await self._results.succeeded(keys, envelope, result)
         if self.jobs is not None:
-            story = Story(envelope, duration_s=time.monotonic() - message.started_at, caused=caused)
-            await self.jobs.record_soon(keys, envelope, JobState.SUCCEEDED, story)
+            history = StoredHistory(envelope, duration_s=time.monotonic() - message.started_at, caused=caused)
+            await self.jobs.record_soon(keys, envelope, JobState.SUCCEEDED, history)
 
     async def failed(
         self,

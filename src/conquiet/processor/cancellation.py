@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from conquiet.processor.envelope import Envelope
 
 RECORD_KEPT_MS = 7 * 86_400_000
-"""How long the record of a cancellation is kept."""
+"""Retention of the record of a cancellation."""
 
 CANCELLED, FINISHED = "cancelled", "finished"
 """Outcomes of a cancellation request."""

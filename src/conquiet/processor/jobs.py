@@ -61,7 +61,7 @@ _ENDS = {_NUMBER[JobState.SUCCEEDED], _NUMBER[JobState.DEAD], _NUMBER[JobState.C
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class StoredHistory:
     """The history that is stored with the state of a job.
 
     Attributes:
@@ -84,10 +84,10 @@ class Story:
             "by": cause,
         }
         known = {name: value for name, value in facts.items() if value is not None and value != ()}
-        return _encode_story(known) if known else b""
+        return _encode_history(known) if known else b""
 
 
-_encode_story = msgspec.json.Encoder().encode
+_encode_history = msgspec.json.Encoder().encode
 
 NewState = tuple[str, str, int, JobState]
 """Id, event, attempt and state of one job."""
@@ -123,7 +123,7 @@ class JobPage:
 
 
 @dataclass(slots=True)
-class _Note:
+class _StateChange:
     keys: Keys
     args: tuple[Arg, ...]
     job: str
@@ -145,8 +145,8 @@ class JobRecorder:
     def __init__(self, client: AsyncClient, *, ttl_s: float) -> None:
         self._client = client
         self._ttl_ms = max(1, milliseconds(ttl_s))
-        self._due: MicroBatcher[_Note] = MicroBatcher(self._flush, limit=_BATCH, name="conquiet-jobs")
-        self._failed: list[_Note] = []
+        self._due: MicroBatcher[_StateChange] = MicroBatcher(self._flush, limit=_BATCH, name="conquiet-jobs")
+        self._failed: list[_StateChange] = []
         self._failed_at = 0.0
         self._purged_at: dict[Keys, float] = {}
 
@@ -158,7 +158,7 @@ class JobRecorder:
             keys,
             [(envelope.id, envelope.event, envelope.attempt, state)],
             error_type="" if failure is None else error_type_of(failure),
-            story=Story(envelope).encode() if envelope.failures else b"",
+            history=StoredHistory(envelope).encode() if envelope.failures else b"",
         )
 
     async def record_all(
@@ -168,17 +168,19 @@ class JobRecorder:
         *,
         error_type: str = "",
         only_new: bool = False,
-        story: bytes = b"",
+        history: bytes = b"",
     ) -> None:
         """Write the states of several jobs: id, event, attempt, state. ``only_new`` skips known jobs."""
         for job in jobs:
-            self._due.add(_noted(keys, job, error_type, only_new=only_new, story=story))
+            self._due.add(_noted(keys, job, error_type, only_new=only_new, history=history))
         await self._due.drain()
 
-    async def record_soon(self, keys: Keys, envelope: Envelope, state: JobState, story: Story | None = None) -> None:
+    async def record_soon(
+        self, keys: Keys, envelope: Envelope, state: JobState, history: StoredHistory | None = None
+    ) -> None:
         """Queue a final state for the next batch. Waits only if too many are due."""
         job = (envelope.id, envelope.event, envelope.attempt, state)
-        self._due.add(_noted(keys, job, "", only_new=False, story=b"" if story is None else story.encode()))
+        self._due.add(_noted(keys, job, "", only_new=False, history=b"" if history is None else history.encode()))
         if len(self._due) > _MOST_DUE:
             await self._due.drain()
 
@@ -211,14 +213,14 @@ class JobRecorder:
         self._due.requeue(self._failed)
         self._failed = []
 
-    async def _flush(self, batch: list[_Note]) -> None:
-        by_stream: dict[Keys, list[_Note]] = {}
+    async def _flush(self, batch: list[_StateChange]) -> None:
+        by_stream: dict[Keys, list[_StateChange]] = {}
         for note in batch:
             by_stream.setdefault(note.keys, []).append(note)
         for keys, notes in by_stream.items():
             await self._write(keys, notes)
 
-    async def _write(self, keys: Keys, notes: Sequence[_Note]) -> None:
+    async def _write(self, keys: Keys, notes: Sequence[_StateChange]) -> None:
         names, args = _command(keys, notes, self._ttl_ms)
         try:
             await script("jobs").call(self._client, names, args, stream=keys.stream)
@@ -245,13 +247,13 @@ def record_new(client: SyncClient, keys: Keys, jobs: Sequence[NewState], *, ttl_
             log_dropped(keys, len(batch), type(error).__name__)
 
 
-def _noted(keys: Keys, job: NewState, error_type: str, *, only_new: bool, story: bytes = b"") -> _Note:
+def _noted(keys: Keys, job: NewState, error_type: str, *, only_new: bool, history: bytes = b"") -> _StateChange:
     job_id, event, attempt, state = job
-    args = (_NUMBER[state], job_id, event, attempt, error_type, "1" if only_new else "0", story)
-    return _Note(keys, args, keys.job(job_id))
+    args = (_NUMBER[state], job_id, event, attempt, error_type, "1" if only_new else "0", history)
+    return _StateChange(keys, args, keys.job(job_id))
 
 
-def _command(keys: Keys, notes: Sequence[_Note], ttl_ms: int) -> tuple[list[str], list[Arg]]:
+def _command(keys: Keys, notes: Sequence[_StateChange], ttl_ms: int) -> tuple[list[str], list[Arg]]:
     names = [*(keys.jobs(state.value) for state in JobState), *(note.job for note in notes)]
     args: list[Arg] = [ttl_ms]
     for note in notes:

@@ -97,7 +97,7 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
         self._layout = PartitionLayout(self._client, stream)
         self._setup: list[Callable[[Processor], object]] = []
         self._callbacks: list[tuple[str, Callback]] = []
-        self._slots = asyncio.Semaphore(self._concurrency)
+        self._free = asyncio.Semaphore(self._concurrency)
         self._running: dict[asyncio.Task[Any], Processor] = {}
         self.partitions = 0
         self._has_batches = False
@@ -211,7 +211,7 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
         self._running[asyncio.create_task(processor.run(), name=f"conquiet-partitions-{count}")] = processor
 
     async def _limit(self, ctx: JobContext, call_next: Next) -> object:
-        async with self._slots:
+        async with self._free:
             return await call_next(ctx)
 
     def stop(self) -> None:

@@ -55,7 +55,7 @@ class HandlerCancelledError(ConquietError):
 
 
 class Reason(Enum):
-    """Why a message is dead."""
+    """Reasons why a message was dead-lettered. The dead letter stores the value."""
 
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
     NOT_RETRYABLE = "not_retryable"

@@ -34,7 +34,7 @@ Member = tuple[Delivery, Any]
 
 
 @dataclass(slots=True)
-class _Batch:
+class _PooledBatch:
     """Deliveries that are handled together. See ``BatchAssembler`` for ``due_at``."""
 
     size: Hashable
@@ -42,7 +42,7 @@ class _Batch:
     due_at: float | None
 
 
-class BatchWorkers(PoolWorkers[_Batch]):
+class BatchWorkers(PoolWorkers[_PooledBatch]):
     """Runs a batch syncer, ``async def`` or plain; see ``SyncerWorkers``.
 
     Args:
@@ -66,7 +66,7 @@ class BatchWorkers(PoolWorkers[_Batch]):
         self._settings = settings
         self._pool = WorkerPool(concurrency, self._handle, on_free=self._freed)
         self._assembler: BatchAssembler[Delivery] = BatchAssembler(
-            lambda size, deliveries, due_at: self._pool.put([_Batch(size, deliveries, due_at)]),
+            lambda size, deliveries, due_at: self._pool.put([_PooledBatch(size, deliveries, due_at)]),
             lambda: self._pool.in_flight < concurrency,
         )
         self._threads: ThreadPoolExecutor | None = None
@@ -103,10 +103,10 @@ class BatchWorkers(PoolWorkers[_Batch]):
         if not self._halted:
             self._assembler.deliver_due()
 
-    def _handle(self, batch: _Batch) -> Awaitable[None] | None:
+    def _handle(self, batch: _PooledBatch) -> Awaitable[None] | None:
         return start_in_context(self._run_batch(batch))  # preparing a message may set context variables
 
-    async def _run_batch(self, batch: _Batch) -> None:
+    async def _run_batch(self, batch: _PooledBatch) -> None:
         await self._run(batch.deliveries)
         self._assembler.ended(batch.size, batch.due_at)
 

@@ -5,7 +5,7 @@ from enum import Enum
 
 
 class EventKind(Enum):
-    """The label ``event`` of ``conquiet_rabbit_connection_events_total``."""
+    """Changes of a consumer's connection; the label ``event`` of ``conquiet_rabbit_connection_events_total``."""
 
     CONNECTED = "connected"
     LOST = "lost"

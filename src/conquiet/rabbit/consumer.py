@@ -29,7 +29,7 @@ from conquiet.rabbit.connection_supervisor import ConnectionSupervisor, unless_s
 from conquiet.rabbit.counters import Counters, DeliveryStats
 from conquiet.rabbit.dead_letter_check import find_dead_letters, report_missing_dead_letters
 from conquiet.rabbit.dispatcher import Dispatcher
-from conquiet.rabbit.link_session import Session
+from conquiet.rabbit.link_session import LinkSession
 from conquiet.rabbit.loop_stall_monitor import LoopStallMonitor
 from conquiet.rabbit.pipeline import Pipeline
 from conquiet.rabbit.proca.decrypt import Decryptor
@@ -98,7 +98,7 @@ class RabbitConsumer(BackgroundWorker):
         self._stop_event = asyncio.Event()
         self._failure: RabbitError | None = None
         self._keeps: bool | None = None  # True if the queue has a dead-letter exchange, None if unknown
-        self._session: Session | None = None
+        self._session: LinkSession | None = None
         self._dispatcher = self._new_dispatcher()
         self._slow_start: SlowStart | None = None
         self._ready = asyncio.Event()
@@ -265,7 +265,7 @@ class RabbitConsumer(BackgroundWorker):
                     self._session.link.abort()
                 raise
 
-    async def _connect(self, attempt: int) -> Session:
+    async def _connect(self, attempt: int) -> LinkSession:
         """Open a new connection, channel and consumer. Nothing of an earlier link is kept."""
         link = await Link.open(self._address, attempt=attempt)
         link.on_blocked = self._on_blocked
@@ -277,7 +277,7 @@ class RabbitConsumer(BackgroundWorker):
             policy, moves = await self._choose_dispositions(link)
             self._stall_monitor.start(link.heartbeat_s)
             window = self._settings.window
-            self._session = session = Session(link, self._stats, window)
+            self._session = session = LinkSession(link, self._stats, window)
             self._slow_start = slow_start = SlowStart(
                 link, self._dispatcher.submit, queue=self._queue, tag=self._tag, window=window, depth=depth
             )
@@ -305,7 +305,7 @@ class RabbitConsumer(BackgroundWorker):
             report_missing_dead_letters(self._queue, moves=moves, known=self._keeps is False)
         return policy, moves
 
-    async def _leave(self, session: Session, loss: Loss) -> None:
+    async def _leave(self, session: LinkSession, loss: Loss) -> None:
         """Report a lost link, and close its connection."""
         reason = f"{loss.kind.value}: {loss.reason}"
         self._announce(EventKind.LOST, reason=reason)

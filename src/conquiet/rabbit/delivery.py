@@ -13,7 +13,7 @@ from conquiet.rabbit.properties import Properties
 from conquiet.rabbit.settle import DeliveryFacts
 
 if TYPE_CHECKING:
-    from conquiet.rabbit.link_session import Session
+    from conquiet.rabbit.link_session import LinkSession
 
 CURRENT: Final[ContextVar["Delivery"]] = ContextVar("conquiet_rabbit_delivery")
 """The delivery that the syncer is handling. The workers set it for each message."""
@@ -34,7 +34,7 @@ class Delivery:
 
     __slots__ = ("_properties", "body", "raw_properties", "redelivered", "session", "tag")
 
-    def __init__(self, session: "Session", tag: int, redelivered: bool, properties: bytes, body: bytes) -> None:  # noqa: FBT001
+    def __init__(self, session: "LinkSession", tag: int, redelivered: bool, properties: bytes, body: bytes) -> None:  # noqa: FBT001
         self.session = session
         self.tag = tag
         self.redelivered = redelivered

@@ -10,7 +10,7 @@ from conquiet.rabbit.frames import Arrival
 from conquiet.rabbit.settle import Disposition
 
 
-class Session:
+class LinkSession:
     """Settles each delivery on the channel that delivered it.
 
     Acknowledgements are gathered until the next iteration of the loop, or until half of the prefetch window is

@@ -21,7 +21,7 @@ from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.connect_errors import address_of
 from conquiet.redis_transport.protocol import RedisProtocol
 from conquiet.redis_transport.replies import info_fields
-from conquiet.redis_transport.routing import REDIRECTS, Detour, NodeAddress
+from conquiet.redis_transport.routing import REDIRECTS, CommandRedirects, NodeAddress
 from conquiet.redis_transport.topology import Topology
 from conquiet.redis_transport.worker_reports import ConnectionId
 
@@ -205,10 +205,10 @@ class AsyncRedisConnection:
 
     async def _send_to_importing(self, packed: bytes, refusal: RedisError) -> Any:
         """Send a command that was refused because its slot is in migration; return the reply of the right node."""
-        detour = Detour(_IN_MIGRATION_S)
+        redirects = CommandRedirects(_IN_MIGRATION_S)
         reply: Any = refusal
         while isinstance(reply, AskError | TryAgainError) and not isinstance(reply, MovedError):
-            redirect = detour.after(reply)
+            redirect = redirects.after(reply)
             if redirect is None:
                 return reply
             if self.is_aborted:

@@ -18,7 +18,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from redis.exceptions import RedisError, ResponseError
 
 from conquiet.redis_transport.connect_errors import no_connection
-from conquiet.redis_transport.routing import ConnectionFailure, Detour, NodeAddress, NodeTarget
+from conquiet.redis_transport.routing import CommandRedirects, ConnectionFailure, NodeAddress, NodeTarget
 from conquiet.redis_transport.slot_table import SlotTable
 
 C = TypeVar("C")
@@ -101,13 +101,13 @@ class ClusterRouter(Generic[C]):
         must follow it.
         """
         target = (await self.owner(key), False)
-        detour = Detour(self._timeout_s)
+        redirects = CommandRedirects(self._timeout_s)
         while True:
             replies = await self._send_to(target, commands)
             if not isinstance(replies[0], ConnectionFailure):
                 return replies
             try:
-                target = await self._next(replies[0], key, target, detour)
+                target = await self._next(replies[0], key, target, redirects)
             except ResponseError:
                 return replies
 
@@ -130,16 +130,18 @@ class ClusterRouter(Generic[C]):
 
     async def _follow(self, key: Key, command: C, address: NodeAddress, reply: Any) -> Any:
         """Send a command to the node that a redirect names, until a node executes it or none is left to try."""
-        detour = Detour(self._timeout_s)
+        redirects = CommandRedirects(self._timeout_s)
         target = (address, False)
         while isinstance(reply, ConnectionFailure):
-            target = await self._next(reply, key, target, detour)
+            target = await self._next(reply, key, target, redirects)
             (reply,) = await self._send_to(target, [command])
         return reply
 
-    async def _next(self, failure: ConnectionFailure, key: Key, target: NodeTarget, detour: Detour) -> NodeTarget:
+    async def _next(
+        self, failure: ConnectionFailure, key: Key, target: NodeTarget, redirects: CommandRedirects
+    ) -> NodeTarget:
         """Return where a failed command goes next; raise ``failure`` if it must not be sent again."""
-        redirect = detour.after(failure)
+        redirect = redirects.after(failure)
         with contextlib.suppress(RedisError, OSError):  # no owner is known: see ``failure``
             if redirect is not None and key is not None:
                 await self._pause(redirect.pause_s)

@@ -7,7 +7,7 @@ id again) has written nothing, and WAIT would have nothing to wait for.
 
 If a node of a cluster redirects the write, all three commands go to the other node, in order.
 
-See docs/decisions/0056.
+See docs/decisions/0008.
 """
 
 from collections.abc import Sequence

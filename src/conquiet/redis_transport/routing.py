@@ -94,7 +94,7 @@ class Redirect(NamedTuple):
     slot: int = -1
 
 
-class Detour:
+class CommandRedirects:
     """The redirects of one command.
 
     Args:

@@ -28,7 +28,7 @@ logger = FactLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A handler is about to be called."""
+    """A handler is about to be called with this message."""
 
     message: RuntimeMessage
 

@@ -26,7 +26,7 @@ from conquiet.metrics.safety import count
 logger = FactLogger(__name__)
 
 
-class _State(Enum):
+class _PauseState(Enum):
     OPEN = "open"
     PAUSED = "paused"
     PROBING = "probing"  # one message may be fetched
@@ -49,7 +49,7 @@ class OutagePause:
         self._group = group
         self._backoff = backoff
         self._on_change = on_change
-        self._state = _State.OPEN
+        self._state = _PauseState.OPEN
         self._failures = 0  # consecutive: the fault that started the pause, and failed probes
         self._began_at = 0.0
         self._last_fault_at = 0.0
@@ -59,18 +59,18 @@ class OutagePause:
     @property
     def is_paused(self) -> bool:
         """True while no message may start, not even a probe."""
-        return self._state is _State.PAUSED
+        return self._state is _PauseState.PAUSED
 
     def limit(self, count: int) -> int:
         """Return how many of ``count`` messages may be fetched."""
-        if self._state is _State.OPEN:
+        if self._state is _PauseState.OPEN:
             return count
-        return min(count, 1) if self._state is _State.PROBING else 0
+        return min(count, 1) if self._state is _PauseState.PROBING else 0
 
     def record_fetch(self) -> None:
         """Record that messages were fetched. While probing, the first of them is the probe."""
-        if self._state is _State.PROBING:
-            self._state = _State.PROBED
+        if self._state is _PauseState.PROBING:
+            self._state = _PauseState.PROBED
 
     def record_fault(self, error: BaseException | None, *, started_at: float) -> None:
         """Pause because of an infrastructure fault in a message started at ``started_at``."""
@@ -91,7 +91,7 @@ class OutagePause:
                 group=self._group,
                 next_probe_s=round(pause_s, 1),
             )
-        self._state = _State.PAUSED
+        self._state = _PauseState.PAUSED
         self._after(pause_s, self._probe)
 
     def record_result(self, *, started_at: float) -> None:
@@ -106,7 +106,7 @@ class OutagePause:
             self._timer = None
 
     def _probe(self) -> None:
-        self._state = _State.PROBING
+        self._state = _PauseState.PROBING
         self._after(self._backoff.cap_s, self._resume)
         self._on_change()
 
@@ -119,7 +119,7 @@ class OutagePause:
             probes=self._failures,
         )
         self._failures = 0
-        self._state = _State.OPEN
+        self._state = _PauseState.OPEN
         self.is_on = False
         self._on_change()
 

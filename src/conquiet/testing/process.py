@@ -38,7 +38,7 @@ _TERMINATE_GRACE_S = 30.0
 
 
 class ServerStatus(Enum):
-    """State of a private server."""
+    """State of a private server. DOWN: it can be started again. STOPPED: it cannot."""
 
     NEW = "new"
     RUNNING = "running"

@@ -33,7 +33,7 @@ _LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
 class Direction(Flag):
-    """Direction of the bytes."""
+    """Direction of the bytes that a fault of a proxy affects."""
 
     TO_SERVER = auto()
     TO_CLIENT = auto()

@@ -12,7 +12,7 @@ collector.
 Preferred loss: a task that is cancelled during its COMMIT ends late, because an abandoned COMMIT may or may not have
 happened. The wait is bounded: a server that does not reply is disconnected, and the COMMIT is then unknown.
 
-See docs/decisions/0033.
+See docs/decisions/0006.
 """
 
 import asyncio

@@ -260,11 +260,11 @@ def for_rabbit(
             nonlocal is_started
             is_started = True
             if await source.call(handler, message, session) is False:
-                raise _RefusedError
+                raise _RollBackError
 
         try:
             await source.effect_once(once, received, work)
-        except _RefusedError:
+        except _RollBackError:
             return False
         except ConflictError as error:
             logger.failure(logging.WARNING, "message left for another delivery", error, queue=received.source)
@@ -280,7 +280,7 @@ def for_rabbit(
     return made_for("queue", queue, source, source.entry_point(syncer))
 
 
-class _RefusedError(Exception):
+class _RollBackError(Exception):
     """The handler returned False: roll back."""
 
 

@@ -22,7 +22,13 @@ EVENT: Final = "_event"
 
 
 class InboxKey(NamedTuple):
-    """Identifies a message to the inbox."""
+    """Identifies a message to the inbox: messages with equal keys have one effect together.
+
+    Attributes:
+        source: The stream or the queue.
+        group: The consumer group; empty for RabbitMQ.
+        id: Id of the message within both.
+    """
 
     source: str
     group: str

@@ -65,7 +65,15 @@ _STALE_ROUND_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RelayStats:
-    """Counts of one round."""
+    """Numbers of messages in one round of a relay, by outcome.
+
+    Attributes:
+        published: Confirmed by their target, and deleted from the outbox.
+        refused: Refused by their target; each refusal counts as an attempt.
+        parked: Refused too often, and not tried again until unparked.
+        deferred: Not published, without counting an attempt: the target is unavailable, or an earlier message of the
+            key was not published.
+    """
 
     published: int = 0
     refused: int = 0

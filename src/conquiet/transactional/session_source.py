@@ -16,7 +16,7 @@ continue).
 What surrounds a handler (``handlers``, ``batch_source``, ``cancelled_jobs``) is written once, as coroutines over a
 source. The coroutines of a ``SyncSource`` never suspend, so ``entry_point`` makes a plain function of them.
 
-See docs/decisions/0033.
+See docs/decisions/0006.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Publishing to one target: backoff while it is unavailable, isolation of a message that breaks it, batch size.
+"""Publish to one target: back off while it is unavailable, isolate a message that breaks it, adapt the batch size.
 
 Knows no database. The relay decides what is published and settles the rows afterwards.
 """

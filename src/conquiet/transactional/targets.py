@@ -56,7 +56,7 @@ class Target(Protocol):
         ...
 
 
-class _Refused(Exception):  # noqa: N818 - leaves this module only as a result
+class _RefusedByTarget(Exception):  # noqa: N818 - leaves this module only as a result
     """A message that this target can never accept."""
 
 
@@ -104,7 +104,7 @@ class ToStream(ClosedAfterUse):
                 continue
             try:
                 encoded.append(encode_payload(self._payload(message), max_bytes=self._max_bytes))
-            except (CodecError, _Refused) as error:
+            except (CodecError, _RefusedByTarget) as error:
                 results.append((PublishOutcome.REFUSED, str(error)))
                 if message.key is not None:
                     blocked.add(message.key)
@@ -175,7 +175,7 @@ class ToProcessor(ToStream):
 
         event = message.event or self._event
         if event is None:
-            raise _Refused("it has no event: give Outbox.add or ToProcessor one")
+            raise _RefusedByTarget("it has no event: give Outbox.add or ToProcessor one")
         return to_payload(
             Envelope(
                 event=event,
@@ -198,7 +198,7 @@ class ToProcessor(ToStream):
         return script("emit").words((keys.stream, keys.delayed, keys.wake, keys.order), args, in_full=True)
 
 
-class _Placed(NamedTuple):
+class _Redirected(NamedTuple):
     """A payload to send: its key, and the partition that redirected the key."""
 
     payload: bytes
@@ -233,11 +233,12 @@ class ToPartitions(ToProcessor):
 
     def _send(self, encoded: Sequence[bytes], keys: Sequence[bytes | None]) -> None:
         waiting = [
-            _Placed(payload, None if key is None else key.decode()) for payload, key in zip(encoded, keys, strict=True)
+            _Redirected(payload, None if key is None else key.decode())
+            for payload, key in zip(encoded, keys, strict=True)
         ]
         while waiting:
             layout = self._current()
-            chosen: dict[int, list[_Placed]] = {}
+            chosen: dict[int, list[_Redirected]] = {}
             for placed in waiting:
                 index = self._router.choose(placed.key, None, placed.sent_by, layout)
                 chosen.setdefault(index, []).append(placed)
@@ -245,7 +246,7 @@ class ToPartitions(ToProcessor):
             for placed in waiting:
                 self._router.note_sent_on(placed.key or "", placed.sent_by, layout)
 
-    def _send_to(self, index: int, messages: Sequence[_Placed]) -> list[_Placed]:
+    def _send_to(self, index: int, messages: Sequence[_Redirected]) -> list[_Redirected]:
         """Send to one partition; return the messages that it redirects: their keys have moved to another one."""
         from conquiet.processor.keys import keys_of
         from conquiet.processor.partitions import partition_name

@@ -9,7 +9,7 @@ The inbox row and the handler's effect share a transaction. It would be split by
 
 SQLAlchemy's events report all of it: from a connection, an ORM session, or a library that the handler calls.
 
-See docs/decisions/0033.
+See docs/decisions/0006.
 """
 
 from typing import TYPE_CHECKING, Final

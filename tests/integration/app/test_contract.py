@@ -200,7 +200,7 @@ async def test_a_plain_function_has_its_session_and_emits_in_its_transaction(pla
     assert receipts == ["good"]
 
 
-async def test_what_is_emitted_in_a_request_is_sent_if_the_request_commits(place: Place) -> None:
+async def test_a_message_emitted_in_a_request_is_sent_if_the_request_commits(place: Place) -> None:
     app = place.app()
     seen: list[str] = []
 
@@ -379,7 +379,7 @@ async def test_an_event_of_another_service_is_emitted_and_not_handled_here(place
         assert await running.dead_letters() == []
 
 
-async def test_what_is_emitted_is_checked_before_it_is_sent(place: Place) -> None:
+async def test_emitted_messages_are_checked_before_they_are_sent(place: Place) -> None:
     app = place.app()
 
     @app.handler("order.paid")

@@ -11,7 +11,7 @@ from tests.integration.app.conftest import OnServers
 from tests.integration.app.pages import run_page
 
 
-async def test_the_app_goes_on_where_the_plain_loop_stopped(
+async def test_the_app_continues_where_the_plain_loop_stopped(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     db_url = f"sqlite:///{tmp_path / 'shop.db'}"

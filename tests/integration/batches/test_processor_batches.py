@@ -335,7 +335,7 @@ def _a_batch(**options: Any) -> Callable[[Processor], object]:
     return lambda processor: processor.handler("paid", batch=10, **options)(handle)
 
 
-async def test_a_rate_beside_a_batch_is_refused(shop: Shop) -> None:
+async def test_a_rate_with_a_batch_is_refused(shop: Shop) -> None:
     from conquiet.processor import RateLimit
 
     with pytest.raises(ConfigurationError, match="rate"):

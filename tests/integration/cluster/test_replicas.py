@@ -26,7 +26,7 @@ def raw(redis_cluster: RedisClusterServer) -> Iterator[redis.RedisCluster]:
     made.close()
 
 
-async def test_what_a_replica_has_confirmed_survives_its_master(
+async def test_a_message_confirmed_by_a_replica_survives_the_master(
     redis_cluster: RedisClusterServer, raw: redis.RedisCluster
 ) -> None:
     client = redis.asyncio.RedisCluster.from_url(redis_cluster.node_url)

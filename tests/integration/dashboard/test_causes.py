@@ -62,7 +62,7 @@ async def test_a_batch_message_is_the_cause_of_what_its_context_emits(
     assert "Attempt 1</b> succeeded after" in page
 
 
-async def test_what_a_batch_of_several_emits_by_itself_names_no_cause(raw: RawRedis, redis_url: str) -> None:
+async def test_messages_emitted_by_a_batch_of_several_name_no_cause(raw: RawRedis, redis_url: str) -> None:
     """The cause may be any message of the batch. With a batch of one it is known."""
     async with redis.asyncio.Redis.from_url(redis_url, protocol=2) as client:
         processor = Processor(client, ["orders"])

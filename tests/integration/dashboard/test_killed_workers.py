@@ -20,7 +20,7 @@ from conquiet.management.models import ConsumerState
 from conquiet.management.workers import StreamWorker, WorkerFacts, read_workers
 from conquiet.redis_transport.liveness import liveness_key, registry_key
 from conquiet.redis_transport.worker_reports import workers_key
-from conquiet.runtime import Consumer
+from conquiet.runtime import Consumer, MessageContext, RuntimeMessage
 from conquiet.testing import wait_until_async
 
 GROUPS = [(b"orders", b"processor")]
@@ -180,7 +180,7 @@ async def test_a_worker_reports_its_new_connection_when_it_has_connected_again(
 ) -> None:
     """Not with its next heartbeat: it would be shown as dead until then."""
 
-    async def ignore(_message: Any, _ctx: Any) -> None: ...
+    async def ignore(_message: RuntimeMessage, _ctx: MessageContext) -> None: ...
 
     async with redis.asyncio.Redis.from_url(redis_url) as client, a_consumer(client, ignore, monkeypatch):
         await wait_until_async(lambda: len(clients_of(raw) or ()) == 2)
@@ -198,7 +198,7 @@ async def test_a_busy_worker_reports_that_the_server_has_closed_its_connections(
     """It reads nothing while its handlers run, and connects again when one has ended: until then it reports none."""
     started, may_end = asyncio.Event(), asyncio.Event()
 
-    async def work(_message: Any, _ctx: Any) -> None:
+    async def work(_message: RuntimeMessage, _ctx: MessageContext) -> None:
         started.set()
         await may_end.wait()
 

@@ -15,7 +15,7 @@ from tests.redis_clients import RawRedis
 from conquiet.core.backoff import Backoff
 from conquiet.core.causation import MessageRef, read_cause
 from conquiet.db import DbSession
-from conquiet.processor import Processor, ProcessorSettings, RetryPolicy
+from conquiet.processor import JobContext, Processor, ProcessorSettings, RetryPolicy
 from conquiet.testing import wait_until_async
 from conquiet.transactional import Outbox, create_tables, for_processor
 
@@ -45,7 +45,7 @@ async def shop(redis_url: str, tmp_path: Path) -> AsyncIterator[tuple[Processor,
         processor.handler("paid", retry=retry)(for_processor(paid, engine=engine))
 
         @processor.handler("mailed", retry=RetryPolicy(max_attempts=1))
-        async def mailed(_ctx: Any) -> None:
+        async def mailed(_ctx: JobContext) -> None:
             raise CardDeclinedError(SECRET)
 
         running = asyncio.create_task(processor.start())

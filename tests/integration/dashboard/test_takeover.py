@@ -35,7 +35,7 @@ def start_dashboard(redis_url: str) -> Iterator[Callable[[], "subprocess.Popen[b
         one.wait()
 
 
-async def test_a_killed_dashboard_leaves_nothing_half_done_and_another_goes_on(
+async def test_a_killed_dashboard_leaves_nothing_half_done_and_another_continues(
     open_client: OpenClient,
     start_dashboard: Callable[[], "subprocess.Popen[bytes]"],
     add_dead: AddDead,

@@ -285,7 +285,7 @@ def test_expressions_name_metrics_that_exist() -> None:
     assert {re.sub(r"_(total|bucket|count|sum)$", "", name) for name in used} <= declared
 
 
-def test_what_lies_ready_is_well_formed_and_names_files_that_exist() -> None:
+def test_deployment_files_are_well_formed_and_name_existing_files() -> None:
     compose = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())
     for service in compose["services"].values():
         for volume in service.get("volumes", []):
@@ -299,7 +299,7 @@ def test_what_lies_ready_is_well_formed_and_names_files_that_exist() -> None:
     help_text = subprocess.run([command, "worker", "--help"], capture_output=True, text=True, check=True).stdout
     known = {
         "--concurrency",
-        "--grace",
+        "--grace-s",
         "--host",
         "--health-port",
         "--metrics-port",

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.pool import StaticPool
 
 from conquiet import App, AppSettings, QueueConfig, QueueConsumer, QueueWorker, RuntimeSettings
-from conquiet.app.database_probe import DatabaseProbe
+from conquiet.app.database_check import DatabaseCheck
 from conquiet.app.worker_group import WorkerGroup
 from conquiet.core.functions import is_coroutine_function
 from conquiet.processor import PartitionedProcessor, Processor
@@ -202,7 +202,7 @@ class Makers:
 
     def probe(self) -> Subject:
         engine, proxy = self.database("postgres_url")
-        return Subject(DatabaseProbe(engine, interval_s=0.01), [proxy], self.hold, polled={proxy: None})
+        return Subject(DatabaseCheck(engine, interval_s=0.01), [proxy], self.hold, polled={proxy: None})
 
     def group(self) -> Subject:
         consumer, relay, purger = self.consumer(), self.relay(), self.purger()

@@ -116,7 +116,7 @@ def test_entries_left_pending_under_a_live_consumer_are_found(durable: tuple[Red
 
     assert "consumer 'alice' of 'orders', group 'billing', is alive and holds 2 entries" in found.what
     assert "run(recover=True)" in found.fix
-    assert "conquiet reclaim orders billing --min-idle 600" in found.fix
+    assert "conquiet reclaim orders billing --min-idle-s 600" in found.fix
 
 
 def test_a_group_that_is_merely_behind_is_found(durable: tuple[RedisAdmin, Redis]) -> None:
@@ -452,7 +452,7 @@ def test_a_broker_that_does_not_answer_is_not_a_finding() -> None:
         examine_rabbit("http://127.0.0.1:1")
 
 
-def test_what_can_bring_a_message_back_is_found(server: RedisAdmin, client: Redis, key_prefix: str) -> None:
+def test_each_source_of_a_redelivery_is_found(server: RedisAdmin, client: Redis, key_prefix: str) -> None:
     stream = f"{key_prefix}orders"
     day_ms = 86_400_000
     now_ms = server.now_ms()

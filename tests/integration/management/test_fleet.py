@@ -63,7 +63,7 @@ def test_rates_come_from_two_readings(client: Redis, server: RedisAdmin) -> None
     assert flow(after, after).per_s_in is None
 
 
-def test_what_is_gone_or_no_stream_is_left_out(client: Redis, server: RedisAdmin) -> None:
+def test_missing_keys_and_keys_of_other_types_are_left_out(client: Redis, server: RedisAdmin) -> None:
     client.set("text", "x")
     client.xadd("orders", {"data": "{}"})
 

@@ -173,7 +173,7 @@ async def test_dead_jobs_are_retried_and_delayed_ones_rescheduled(
     assert len({job.due_ms for job in page.jobs}) == 1
 
 
-async def test_what_cannot_be_done_to_a_phase_is_refused(jobs: JobAdmin) -> None:
+async def test_an_action_that_a_phase_does_not_allow_is_refused(jobs: JobAdmin) -> None:
     for action, phase in (("run-now", "waiting"), ("retry", "delayed"), ("cancel", "dead")):
         with pytest.raises(ConfigurationError, match="is for jobs that are"):
             await jobs.bulk(action, phase)

@@ -181,7 +181,9 @@ async def test_a_job_cannot_escape_into_its_next_attempt(
     assert (runs, left, await aio.zcard(keys.delayed), await aio.xlen(keys.dead)) == ([1], 0, 0, 0)
 
 
-async def test_what_one_group_cancels_another_still_handles(make: Make, aio: redis.asyncio.Redis, stream: str) -> None:
+async def test_a_job_cancelled_for_one_group_is_handled_by_another(
+    make: Make, aio: redis.asyncio.Redis, stream: str
+) -> None:
     """The entry cannot be deleted, so the first group's worker decides when it reads it."""
     mail, audit = make(group="mail"), make(group="audit")
     ran: list[str] = []

@@ -10,7 +10,7 @@ import redis.asyncio
 from conquiet.management.jobs.admin import JobAdmin
 from conquiet.management.jobs.control import JobChange
 from conquiet.management.jobs.models import JobPhase
-from conquiet.processor import KeyOrder, NewMessage, Processor, ProcessorSettings, RetryPolicy
+from conquiet.processor import JobContext, KeyOrder, NewMessage, Processor, ProcessorSettings, RetryPolicy
 from conquiet.redis_transport.client import clone_async
 from conquiet.testing import wait_until_async
 
@@ -25,7 +25,7 @@ class Place:
         self.ran: list[str] = []
 
         @self.processor.handler("pay", retry=RetryPolicy.fixed(3_600, max_attempts=2))
-        async def pay(ctx: Any) -> None:
+        async def pay(ctx: JobContext) -> None:
             self.ran.append(ctx.id)
             if ctx.data.get("fails") and ctx.attempt == 1:
                 raise ValueError

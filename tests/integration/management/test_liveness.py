@@ -16,7 +16,7 @@ from conquiet.management import PendingFilter, RedisAdmin, describe_stream, list
 from conquiet.management.doctor.redis import RedisLimits, examine_redis
 from conquiet.queue import QueueConsumer, RedisStreamsQueue
 from conquiet.redis_transport.liveness import LIVENESS_TTL_MS, liveness_key, registry_key
-from conquiet.runtime import Consumer
+from conquiet.runtime import Consumer, MessageContext, RuntimeMessage
 from conquiet.testing import wait_until
 
 MakeQueue = Callable[..., RedisStreamsQueue]
@@ -45,7 +45,7 @@ def quiet_engine(redis_url: str, key_prefix: str, server: RedisAdmin) -> Iterato
     """The stream of a live ``runtime.Consumer`` named alice without work."""
     stream = f"{key_prefix}orders"
 
-    async def handle(_message: Any, _ctx: Any) -> None: ...
+    async def handle(_message: RuntimeMessage, _ctx: MessageContext) -> None: ...
 
     async def work() -> None:
         async with AsyncRedis.from_url(redis_url) as client:

@@ -76,7 +76,7 @@ def test_a_lost_connection_is_an_error_and_no_empty_server(
 
 
 # ---------------------------------------------------------------- odd keys
-def test_a_foreign_key_beside_a_stream_does_not_hide_it(server: RedisAdmin, client: Redis, key_prefix: str) -> None:
+def test_a_foreign_key_near_a_stream_does_not_hide_it(server: RedisAdmin, client: Redis, key_prefix: str) -> None:
     key = f"{key_prefix}orders"
     fill(client, key)
     for what in ("dead", "delayed", "paused"):

@@ -58,7 +58,7 @@ def test_a_stream_is_described_with_its_groups_and_consumers(server: RedisAdmin,
     assert facts.as_dict()["groups"][0]["consumers"][0]["name"] == "alice"
 
 
-def test_what_the_processor_keeps_beside_a_stream_is_shown_with_it(
+def test_keys_that_the_processor_stores_are_shown_with_their_stream(
     server: RedisAdmin, client: Redis, make_queue: MakeQueue
 ) -> None:
     key = filled(make_queue, taken=0).config.stream_key

@@ -23,7 +23,7 @@ from conquiet.otel import instrument
 from conquiet.processor import JobContext, Processor, ProcessorSettings, RetryPolicy
 from conquiet.rabbit import RabbitConsumer
 from conquiet.rabbit.publisher import Publisher
-from conquiet.runtime import Consumer
+from conquiet.runtime import Consumer, MessageContext, RuntimeMessage
 from conquiet.runtime.settings import RuntimeSettings
 from conquiet.testing import wait_until_async
 from conquiet.transactional import Outbox, OutboxRelay, ToProcessor, create_tables, for_processor
@@ -206,7 +206,7 @@ async def test_the_runtime_has_a_span_for_each_message(traces: Traces, client: r
     stream = f"{key_prefix}orders"
     client.xadd(stream, {"data": "{}"})
 
-    async def handle(message: Any, ctx: Any) -> None:
+    async def handle(message: RuntimeMessage, ctx: MessageContext) -> None:
         raise ValueError(CANARY)
 
     async with Consumer(streams=[stream], redis=client, handler=handle):
@@ -231,7 +231,7 @@ async def test_the_span_of_the_runtime_is_current_in_its_handler_alone(
         client.xadd(stream, {"data": "{}"})
     inside: list[int] = []
 
-    async def handle(message: Any, ctx: Any) -> None:
+    async def handle(message: RuntimeMessage, ctx: MessageContext) -> None:
         before = trace.get_current_span().get_span_context().span_id
         if suspends:
             await asyncio.sleep(0.001)

@@ -153,7 +153,7 @@ async def test_without_a_grace_an_unknown_event_is_dead_at_once(
         ({"other": "x", "more": "y"}, "malformed"),
     ],
 )
-async def test_what_is_no_message_is_dead_lettered_and_stops_no_other(
+async def test_a_foreign_entry_is_dead_lettered_and_stops_no_other(
     make_processor: Callable[..., Processor],
     client: RawAsyncRedis,
     stream: str,

@@ -19,7 +19,7 @@ from conquiet.testing import wait_until_async
 
 
 @pytest.mark.parametrize("seconds", [1e15, 1.7e308])
-async def test_what_is_due_at_no_time_waits(
+async def test_a_message_with_an_invalid_due_time_waits(
     make_processor: Callable[..., Processor], client: RawAsyncRedis, keys: Keys, seconds: float
 ) -> None:
     processor = make_processor(job_ttl_s=seconds, dedupe_window_s=seconds)

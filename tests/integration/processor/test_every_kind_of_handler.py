@@ -11,7 +11,7 @@ import pytest
 from tests.integration.processor.conftest import Place
 from tests.redis_clients import RawAsyncRedis
 
-from conquiet.processor import Processor, RetryPolicy
+from conquiet.processor import Processor, RetryPolicy, SyncJobContext
 from conquiet.testing import wait_until_async
 
 KINDS = ("async", "plain", "async batch", "plain batch")
@@ -50,7 +50,7 @@ async def test_every_kind_of_handler_is_retried_by_a_separate_message(
     processor = make_processor()
     runs: list[tuple[int, str]] = []
 
-    def work(ctx: Any) -> None:
+    def work(ctx: SyncJobContext) -> None:
         runs.append((ctx.attempt, ctx.delivery.id))
         if ctx.attempt < 3:
             raise ConnectionError
@@ -74,7 +74,7 @@ async def test_every_kind_of_handler_without_attempts_left_dead_letters_with_the
 ) -> None:
     processor = make_processor()
 
-    def work(ctx: Any) -> None:
+    def work(ctx: SyncJobContext) -> None:
         raise LookupError("no account of jane@example.org")
 
     register(processor, kind, work, retry=RetryPolicy.fixed(0.01, max_attempts=2))

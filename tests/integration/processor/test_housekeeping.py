@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.redis_clients import RawAsyncRedis
 
-from conquiet.processor import NewMessage, Processor, ProcessorSettings
+from conquiet.processor import JobContext, NewMessage, Processor, ProcessorSettings
 from conquiet.queue import housekeeping
 from conquiet.redis_transport.ids import parse_id
 from conquiet.redis_transport.liveness import housekeeping_key, liveness_key, registry_key
@@ -31,7 +31,7 @@ def make(client: RawAsyncRedis, stream: str, seen: list[int], **options: Any) ->
     processor = Processor(client, [stream], concurrency=50, **options)
 
     @processor.handler("order")
-    async def order(ctx: Any) -> None:
+    async def order(ctx: JobContext) -> None:
         seen.append(ctx.data["n"])
 
     return processor
@@ -123,7 +123,7 @@ async def test_a_stop_with_pending_entries_keeps_the_name(client: RawAsyncRedis,
     processor = Processor(client, [stream], consumer_id="left")
 
     @processor.handler("order")
-    async def order(ctx: Any) -> None:
+    async def order(ctx: JobContext) -> None:
         begun.set()
         await asyncio.Event().wait()
 
@@ -172,7 +172,7 @@ async def test_names_at_the_end_are_the_live_workers(
 
 
 @pytest.mark.timeout(600 + SOAK // 500)
-async def test_a_stream_under_traffic_stays_short_beside_a_slow_group(client: RawAsyncRedis, stream: str) -> None:
+async def test_a_stream_under_traffic_stays_short_despite_a_slow_group(client: RawAsyncRedis, stream: str) -> None:
     """Entries that both groups have handled stay for one second of traffic at most; the slow group gets everything."""
     seen: list[int] = []
     read_slow, last_slow = 0, (0, 0)

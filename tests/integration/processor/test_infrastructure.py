@@ -19,7 +19,7 @@ from conquiet.errors import (
     MessageInProgressError,
     QueueError,
 )
-from conquiet.processor import JobContext, JobState, Processor, RetryPolicy, SyncEmitter
+from conquiet.processor import JobContext, JobState, Processor, RetryPolicy, SyncEmitter, SyncJobContext
 from conquiet.runtime import RuntimeSettings
 from conquiet.scheduler import Schedules
 from conquiet.testing import wait_until_async
@@ -88,7 +88,7 @@ async def test_a_late_infrastructure_fault_of_a_thread_is_not_a_timeout(
     release = threading.Event()
 
     @processor.handler("pay", timeout_s=0.05)
-    def pay(ctx: Any) -> None:
+    def pay(ctx: SyncJobContext) -> None:
         if acked:
             ctx.ack()
         release.wait(10)

@@ -13,7 +13,7 @@ from tests.redis_clients import RawAsyncRedis
 from conquiet.processor import JobContext, Processor
 from conquiet.processor.keys import Keys
 from conquiet.redis_transport.liveness import registry_key
-from conquiet.runtime import Consumer
+from conquiet.runtime import Consumer, MessageContext, RuntimeMessage
 from conquiet.runtime.engine import Engine
 from conquiet.testing import wait_until_async
 
@@ -28,7 +28,7 @@ async def test_the_engine_alone_knows_no_policy(client: RawAsyncRedis, stream: s
         payload = {"v": 1, "event": name, "id": name, "delay_until_ms": later_ms, "max_attempts": 3}
         await client.xadd(stream, {"data": json.dumps(payload)})
 
-    async def handler(message: Any, ctx: Any) -> None:
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
         runs.append(message.data["event"])
         if message.data["event"] == "failing":
             raise ValueError
@@ -53,7 +53,7 @@ async def test_a_policy_layer_needs_only_the_message_and_ack(
     """The seed's own sketch of a processor, over the engine as it is: handler(message, ctx) and ctx.ack()."""
     done: list[str] = []
 
-    async def handle(message: Any, ctx: Any) -> None:
+    async def handle(message: RuntimeMessage, ctx: MessageContext) -> None:
         try:
             if message.data["event"] != "good":
                 raise ValueError

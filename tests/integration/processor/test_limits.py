@@ -164,7 +164,7 @@ async def test_a_message_that_waits_at_a_stop_is_released(
     assert (await jobs.count(place.keys.stream))[JobState.WAITING] == 3
 
 
-async def test_what_a_late_thread_decides_itself_holds(
+async def test_the_decision_of_a_late_thread_is_kept(
     make_processor: Callable[..., Processor], place: Place, stream: str
 ) -> None:
     """The handler states that this message can never succeed; another attempt would fail in the same way."""

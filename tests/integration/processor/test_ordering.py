@@ -13,7 +13,17 @@ import redis.asyncio
 from tests.redis_clients import RawAsyncRedis
 
 from conquiet.errors import ConfigurationError
-from conquiet.processor import DeadFilter, KeyOrder, KeyQueue, NewMessage, Processor, Reject, RetryPolicy, SyncEmitter
+from conquiet.processor import (
+    DeadFilter,
+    JobContext,
+    KeyOrder,
+    KeyQueue,
+    NewMessage,
+    Processor,
+    Reject,
+    RetryPolicy,
+    SyncEmitter,
+)
 from conquiet.processor.keys import Keys
 from conquiet.runtime.settings import RuntimeSettings
 from conquiet.testing import wait_until_async
@@ -57,7 +67,8 @@ class Seen:
         self.overlaps = 0
 
     @asynccontextmanager
-    async def run(self, ctx: Any) -> AsyncIterator[None]:
+    async def run(self, ctx: JobContext) -> AsyncIterator[None]:
+        assert ctx.key is not None
         self.overlaps += ctx.key in self.active
         self.active.add(ctx.key)
         self.most_active = max(self.most_active, len(self.active))
@@ -82,7 +93,7 @@ async def test_messages_of_a_key_run_in_order_and_one_at_a_time(
     for host in hosts:
 
         @host.handler("pay")
-        async def pay(ctx: Any) -> None:
+        async def pay(ctx: JobContext) -> None:
             async with seen.run(ctx):
                 pass
 
@@ -106,7 +117,7 @@ async def test_any_text_can_be_a_key(
     host = make_processor()
 
     @host.handler("pay", retry=QUICK)
-    async def pay(ctx: Any) -> None:
+    async def pay(ctx: JobContext) -> None:
         async with seen.run(ctx):
             if ctx.data["n"] == 1 and ctx.attempt == 1:
                 raise ValueError
@@ -126,7 +137,7 @@ async def test_a_failing_message_keeps_its_key_until_its_last_attempt(
     host = make_processor()
 
     @host.handler("pay", retry=QUICK)
-    async def pay(ctx: Any) -> None:
+    async def pay(ctx: JobContext) -> None:
         async with seen.run(ctx):
             if ctx.data["n"] == 1:
                 raise ValueError
@@ -147,7 +158,7 @@ async def test_a_message_that_steps_aside_lets_its_key_go_on(
     host = make_processor()
 
     @host.handler("pay", retry=RetryPolicy(max_attempts=2, backoff=QUICK.backoff, steps_aside=True))
-    async def pay(ctx: Any) -> None:
+    async def pay(ctx: JobContext) -> None:
         async with seen.run(ctx):
             if ctx.data["n"] == 1 and ctx.attempt == 1:
                 raise ValueError
@@ -170,7 +181,7 @@ async def test_a_tenant_with_a_long_line_delays_another_by_one_job(
     emitted_at: list[int] = []
 
     @host.handler("pay")
-    async def pay(ctx: Any) -> None:
+    async def pay(ctx: JobContext) -> None:
         async with seen.run(ctx):
             if ctx.key == "large" and ctx.data["n"] == 5:
                 await host.emit("pay", {"n": 1}, key="small")
@@ -183,14 +194,14 @@ async def test_a_tenant_with_a_long_line_delays_another_by_one_job(
     assert seen.order.index(("small", 1)) - emitted_at[0] <= 1
 
 
-async def test_a_dead_holders_message_is_claimed_and_its_key_goes_on(
+async def test_a_dead_holders_message_is_claimed_and_its_key_continues(
     make_processor: MakeProcessor, client: RawAsyncRedis, keys: Keys
 ) -> None:
     seen = Seen()
     host = make_processor(runtime=RuntimeSettings(claim_idle_ms=200))
 
     @host.handler("pay")
-    async def pay(ctx: Any) -> None:
+    async def pay(ctx: JobContext) -> None:
         async with seen.run(ctx):
             pass
 
@@ -212,7 +223,7 @@ async def test_a_holder_that_lost_its_lease_does_not_release_its_key(
     entered, claimed = asyncio.Event(), asyncio.Event()
 
     @host.handler("pay")
-    async def pay(ctx: Any) -> None:
+    async def pay(ctx: JobContext) -> None:
         entered.set()
         await claimed.wait()
         await ctx.ack()
@@ -239,7 +250,7 @@ async def test_an_old_message_that_comes_again_ends_no_other_turn(
     may_end = asyncio.Event()
 
     @host.handler("pay")
-    async def pay(ctx: Any) -> None:
+    async def pay(ctx: JobContext) -> None:
         begun.append(ctx.data["n"])
         if ctx.data["n"] == 2:
             await may_end.wait()
@@ -266,7 +277,7 @@ async def test_a_late_settlement_does_not_end_the_turn_of_the_next(
     entered, released, second, finish = (asyncio.Event() for _ in range(4))
 
     @host.handler("pay")
-    async def pay(ctx: Any) -> None:
+    async def pay(ctx: JobContext) -> None:
         if ctx.data["n"] == 1:
             entered.set()
             await released.wait()
@@ -298,7 +309,7 @@ async def test_an_early_acknowledgement_lets_the_next_one_start(make_processor: 
     second = asyncio.Event()
 
     @host.handler("pay")
-    async def pay(ctx: Any) -> None:
+    async def pay(ctx: JobContext) -> None:
         if ctx.data["n"] == 2:
             second.set()
             return
@@ -318,7 +329,7 @@ async def test_delayed_messages_join_their_key_when_they_are_due(
     due = asyncio.Event()
 
     @host.handler("pay")
-    async def pay(ctx: Any) -> None:
+    async def pay(ctx: JobContext) -> None:
         async with seen.run(ctx):
             if ctx.data["n"] == 1:
                 await due.wait()
@@ -345,7 +356,7 @@ async def test_a_replayed_dead_letter_joins_the_end_of_its_key(
     hold = asyncio.Event()
 
     @host.handler("pay")
-    async def pay(ctx: Any) -> None:
+    async def pay(ctx: JobContext) -> None:
         async with seen.run(ctx):
             if ctx.data["n"] == 1 and not hold.is_set():
                 raise Reject("no")
@@ -365,14 +376,14 @@ async def test_a_replayed_dead_letter_joins_the_end_of_its_key(
     assert await is_clean(client, keys)
 
 
-async def test_a_paused_event_holds_its_key_and_goes_on_after(
+async def test_a_paused_event_holds_its_key_and_continues_afterwards(
     make_processor: MakeProcessor, client: RawAsyncRedis, keys: Keys
 ) -> None:
     seen = Seen()
     host = make_processor(refresh_s=0.1)
 
     @host.handler("pay")
-    async def pay(ctx: Any) -> None:
+    async def pay(ctx: JobContext) -> None:
         async with seen.run(ctx):
             pass
 
@@ -412,7 +423,7 @@ async def test_a_keyed_entry_of_another_program_joins_its_line(
     host = make_processor()
 
     @host.handler("pay")
-    async def pay(ctx: Any) -> None:
+    async def pay(ctx: JobContext) -> None:
         async with seen.run(ctx):
             pass
 
@@ -436,7 +447,7 @@ async def test_a_key_costs_at_most_one_more_round_trip(make_processor: MakeProce
         )
 
         @host.handler("pay")
-        async def pay(ctx: Any) -> None:
+        async def pay(ctx: JobContext) -> None:
             done.append(ctx.data["n"])
 
         await host.emit_many([NewMessage("pay", {"n": n}, key=f"k{n}" if keyed else None) for n in range(300)])
@@ -457,7 +468,7 @@ async def test_a_key_whose_entry_was_deleted_is_found_and_released(
     host = make_processor()
 
     @host.handler("pay", retry=RetryPolicy.fixed(3_600, max_attempts=2))
-    async def pay(ctx: Any) -> None:
+    async def pay(ctx: JobContext) -> None:
         async with seen.run(ctx):
             if ctx.key == "retrying":
                 raise ValueError

@@ -9,6 +9,7 @@ from tests.redis_clients import RawAsyncRedis
 
 from conquiet.errors import ConfigurationError, JobCancelledError, JobFailedError, JobTimeoutError
 from conquiet.processor import (
+    JobContext,
     NewMessage,
     PartitionedEmitter,
     PartitionedProcessor,
@@ -36,14 +37,14 @@ def processor(client: RawAsyncRedis, stream: str) -> PartitionedProcessor:
     processor = PartitionedProcessor(client, stream, partitions=PARTITIONS, concurrency=8, settings=settings)
 
     @processor.handler("add", retry=RetryPolicy.fixed(0.02, max_attempts=3))
-    async def add(ctx: Any) -> dict[str, Any]:
+    async def add(ctx: JobContext) -> dict[str, Any]:
         if ctx.attempt < ctx.data.get("fails", 0) + 1:
             raise LookupError
         await ctx.progress(0.5, "adding")
         return {"sum": ctx.data["a"] + 1, "stream": ctx.delivery.message.stream}
 
     @processor.handler("dies")
-    async def dies(ctx: Any) -> None:
+    async def dies(ctx: JobContext) -> None:
         raise Reject("no such item")
 
     return processor
@@ -102,7 +103,7 @@ async def test_a_result_is_found_though_a_growth_moved_the_job(client: RawAsyncR
     processor = PartitionedProcessor(client, stream, partitions=2, settings=ProcessorSettings(refresh_s=0.1))
 
     @processor.handler("add", retry=policy)
-    async def add(ctx: Any) -> str:
+    async def add(ctx: JobContext) -> str:
         streams.append(ctx.delivery.message.stream)
         if not grown.is_set() or streams[-1] == streams[0]:
             raise LookupError

@@ -13,6 +13,7 @@ from conquiet.errors import ConfigurationError
 from conquiet.processor import (
     DeadFilter,
     Emitter,
+    JobContext,
     Layout,
     NewMessage,
     PartitionedEmitter,
@@ -44,7 +45,7 @@ class Seen:
     def total(self) -> int:
         return sum(map(len, self.by_key.values()))
 
-    async def run(self, ctx: Any) -> None:
+    async def run(self, ctx: JobContext) -> None:
         self.overlaps += ctx.key in self.active
         if ctx.key is not None:
             self.active.add(ctx.key)
@@ -172,7 +173,7 @@ async def test_a_busy_key_stays_until_its_line_is_empty(
     assert seen.by_key[key] == [1, 2, 3, 4, 5]
 
 
-async def test_what_a_growth_finds_waiting_follows_its_key(
+async def test_waiting_messages_follow_their_key_after_a_growth(
     make: Make, view: PartitionedStream, client: RawAsyncRedis, stream: str
 ) -> None:
     """A delayed message, a dead letter, and an emitter that knows only the stream's name."""
@@ -182,7 +183,7 @@ async def test_what_a_growth_finds_waiting_follows_its_key(
     )
     host = make(seen, partitions=2)
 
-    async def run_once(ctx: Any) -> None:
+    async def run_once(ctx: JobContext) -> None:
         if not ctx.envelope.replays:
             raise Reject("no")
         await seen.run(ctx)
@@ -210,7 +211,7 @@ async def test_operators_see_one_stream(make: Make, view: PartitionedStream) -> 
     seen = Seen()
     host = make(seen, partitions=4)
 
-    async def refuse(ctx: Any) -> None:
+    async def refuse(ctx: JobContext) -> None:
         raise Reject("no")
 
     host.handler("refuse")(refuse)

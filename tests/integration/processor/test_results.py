@@ -215,7 +215,7 @@ async def test_a_member_of_a_batch_ends_without_a_value(make_processor: Make) ->
 
 
 @pytest.mark.parametrize("value", [{"sum": 3}, [1, "a", None], True])
-async def test_what_a_plain_function_returns_is_its_result(make_processor: Make, value: object) -> None:
+async def test_the_return_value_of_a_plain_function_is_its_result(make_processor: Make, value: object) -> None:
     processor = make_processor()
 
     @processor.handler("add")

@@ -104,7 +104,9 @@ def test_the_scripts_come_back_after_the_server_forgot_them(emitter: SyncEmitter
     assert emitter.emit("pay").entry_id is not None
 
 
-def test_what_is_wrong_is_refused_before_anything_is_sent(emitter: SyncEmitter, redis_url: str, stream: str) -> None:
+def test_contradictory_arguments_are_refused_before_anything_is_sent(
+    emitter: SyncEmitter, redis_url: str, stream: str
+) -> None:
     with pytest.raises(ConfigurationError):
         emitter.emit("pay", delay_s=1, at=2)
     with pytest.raises(ConfigurationError, match="debounce"):

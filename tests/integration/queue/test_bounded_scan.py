@@ -60,7 +60,7 @@ def test_a_deleted_entry_that_an_old_server_claims_is_dropped(
     assert pending() == {}
 
 
-def test_the_recovery_loop_goes_on_at_once_behind_a_deleted_entry(
+def test_the_recovery_loop_continues_immediately_behind_a_deleted_entry(
     make_queue: MakeQueue, make_consumer: MakeConsumer, raw: RawRedis, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dropped entry is not an empty list: a pause for each of many would delay the entries behind them for hours."""

@@ -295,7 +295,7 @@ def test_sentinel_finds_the_master_also_after_it_has_moved(watched: Watched) -> 
 
 # ---------------------------------------------------------------- what cannot be cloned
 @pytest.mark.parametrize("what", [None, "redis://localhost", object(), redis.ConnectionPool()])
-def test_what_is_no_client_is_refused_with_advice(what: Any) -> None:
+def test_an_object_that_is_not_a_client_is_refused_with_advice(what: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"Pass redis\.Redis"):
         RedisStreamsQueue(what, QueueConfig("orders", "g", "c"))
 

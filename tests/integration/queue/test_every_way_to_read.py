@@ -65,7 +65,7 @@ def test_every_way_to_read_counts_and_times_what_it_got(consumer: QueueConsumer,
 
 
 @pytest.mark.spec("CQ-006.41", "CQ-006.43", "RS-007.1", "RS-007.3")
-def test_what_is_malformed_or_gone_hides_no_other_from_the_counters(
+def test_malformed_and_deleted_entries_hide_no_others_from_the_counters(
     consumer: QueueConsumer, make_consumer: MakeConsumer, raw: RawRedis, stream: str
 ) -> None:
     first, gone = consumer.queue.enqueue_many([{"n": 1}, {"n": 2}])

@@ -74,7 +74,7 @@ def trim(raw: Redis, stream: str, *, limit: int = 10_000, keep_ms: int = 0, keep
         gaps_from = reply[6] or gaps_from
 
 
-def test_what_every_group_acknowledged_goes_except_the_last(raw: Redis, stream: str) -> None:
+def test_entries_that_every_group_acknowledged_are_removed_except_the_last(raw: Redis, stream: str) -> None:
     add(raw, stream, 1_000)
     raw.xack(stream, "fast", *read(raw, stream, "fast", 900))
 
@@ -138,7 +138,7 @@ def test_many_pending_entries_are_not_walked_over_in_each_step(raw: Redis, strea
     assert deletions(raw) > before
 
 
-def test_a_pass_goes_on_in_gaps_between_large_messages(
+def test_a_pass_continues_in_gaps_between_large_messages(
     raw: Redis, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step reads 256 KiB there: 20 steps of 20 kB messages are 260 entries in a pass, fewer than traffic adds."""

@@ -98,7 +98,7 @@ def test_malformed_deleted_and_pointless_are_counted_too(
 
 
 @pytest.mark.spec("RS-007.5")
-def test_what_failed_is_not_counted(
+def test_a_failed_command_is_not_counted(
     make_queue: MakeQueue,
     connect: Connect,
     redis_url: str,

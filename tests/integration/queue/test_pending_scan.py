@@ -343,7 +343,9 @@ def test_an_extended_message_is_young_again_and_was_not_delivered_again(
     assert pending() == {message_id: ("alice", 1)}
 
 
-def test_what_another_has_claimed_is_not_taken_back(make_queue: MakeQueue, raw: RawRedis, stream: str) -> None:
+def test_a_message_claimed_by_another_consumer_is_not_claimed_back(
+    make_queue: MakeQueue, raw: RawRedis, stream: str
+) -> None:
     alice, bob = make_queue("alice"), make_queue("bob")
     alice.enqueue({"n": 1})
     (message,) = alice.read(100)
@@ -354,7 +356,7 @@ def test_what_another_has_claimed_is_not_taken_back(make_queue: MakeQueue, raw: 
     assert bob.extend(claimed) is True
 
 
-def test_what_is_acknowledged_does_not_come_back_by_extending(queue: RedisStreamsQueue, pending: PendingOf) -> None:
+def test_extending_does_not_restore_an_acknowledged_message(queue: RedisStreamsQueue, pending: PendingOf) -> None:
     queue.enqueue({"n": 1})
     (message,) = queue.read(100)
     queue.ack(message)

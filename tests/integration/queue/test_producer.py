@@ -25,7 +25,7 @@ def test_a_producer_creates_no_group(redis_url: str, stream: str) -> None:
         assert [entry_id.decode() for entry_id, _ in client.xrange(stream)] == [first, *many]
 
 
-def test_what_a_producer_adds_a_consumer_reads(redis_url: str, stream: str) -> None:
+def test_a_consumer_reads_the_entries_of_a_producer(redis_url: str, stream: str) -> None:
     with Redis.from_url(redis_url) as client, StreamProducer(client, stream) as producer:
         producer.enqueue({"n": 1})
         with RedisStreamsQueue(client, QueueConfig(stream, "billing", "alice")) as queue:

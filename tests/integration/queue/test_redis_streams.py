@@ -146,7 +146,7 @@ def test_one_enqueue_is_one_command(queue: RedisStreamsQueue, commands_of: Comma
 
 @pytest.mark.spec("RS-003.6", "RS-003.7", "CQ-006.3")
 @pytest.mark.parametrize("bad", [{"x": b"bytes"}, {"x": float("nan")}, {1: "x"}, {"x": object()}, ["x"], "x", None])
-def test_what_is_no_json_object_is_refused_before_anything_is_sent(
+def test_a_payload_that_is_not_a_json_object_is_refused_before_sending(
     queue: RedisStreamsQueue, connect: Connect, stream: str, commands_of: Commands, bad: Any
 ) -> None:
     with StreamProducer(connect(), stream) as producer:

@@ -45,7 +45,7 @@ async def test_a_blocking_broker_delays_publishers_and_no_consumer(
     rabbit.queue("other", dead=None)
     rabbit.put(queue, *[action(number) for number in range(20)])
 
-    async def syncer(message: Any) -> bool:
+    async def syncer(message: dict[str, Any]) -> bool:
         await answers.wait()
         return bool(message["actionId"] != 7)
 

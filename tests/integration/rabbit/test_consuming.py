@@ -138,7 +138,7 @@ async def test_a_retry_circuit_ends_after_max_retries(rabbit: Rabbit, action: Ma
     rabbit.put(queue, action(1))
     seen = 0
 
-    async def refuse(_: Any) -> bool:
+    async def refuse(_: dict[str, Any]) -> bool:
         nonlocal seen
         seen += 1
         return False
@@ -191,7 +191,7 @@ async def test_a_syncer_that_changes_headers_does_not_change_the_disposition(
     rabbit.put(queue, action(1), headers={"tenant": "a"})
     attempts = 0
 
-    async def clears(_: Any) -> bool:
+    async def clears(_: dict[str, Any]) -> bool:
         nonlocal attempts
         attempts += 1
         current_delivery().headers.clear()
@@ -257,13 +257,13 @@ async def test_no_more_than_concurrency_messages_are_handled_at_once(
         with lock:
             running -= 1
 
-    def in_a_thread(_: Any) -> bool:
+    def in_a_thread(_: dict[str, Any]) -> bool:
         enter()
         go_on.wait(180)
         leave()
         return True
 
-    async def on_the_loop(_: Any) -> bool:
+    async def on_the_loop(_: dict[str, Any]) -> bool:
         enter()
         await wait_until_async(go_on.is_set)
         leave()

@@ -34,7 +34,7 @@ async def test_a_coroutine_sees_its_own_message_id_also_in_tasks_it_starts(rabbi
     async def ask() -> str | None:
         return current_delivery().message_id
 
-    async def syncer(message: Any) -> bool:
+    async def syncer(message: dict[str, Any]) -> bool:
         before = current_delivery().message_id
         await all_in.wait()
         in_thread = await asyncio.to_thread(lambda: current_delivery().message_id)
@@ -52,7 +52,7 @@ async def test_a_plain_function_sees_headers_flag_and_id_of_its_delivery(rabbit:
     publish(rabbit, queue, BODY % 1, message_id="one", headers={"tenant": "a"})
     seen: list[tuple[str | None, Any, bool]] = []
 
-    def syncer(_: Any) -> bool:
+    def syncer(_: dict[str, Any]) -> bool:
         delivery = current_delivery()
         seen.append((delivery.message_id, delivery.headers, delivery.redelivered))
         return len(seen) > 1
@@ -72,7 +72,7 @@ async def test_bodies_of_several_frames_and_large_headers_arrive_whole_and_in_or
     publish(rabbit, queue, BODY % 2, message_id="small")
     seen: list[tuple[str | None, int, Any]] = []
 
-    async def syncer(message: Any) -> bool:
+    async def syncer(message: dict[str, Any]) -> bool:
         delivery = current_delivery()
         seen.append((delivery.message_id, len(message.get("pad", "")), delivery.headers))
         return True
@@ -90,7 +90,7 @@ async def test_a_missing_or_empty_id_is_none(rabbit: Rabbit, given: str | None) 
     publish(rabbit, queue, BODY % 1, message_id=given)
     seen: list[Delivery] = []
 
-    async def syncer(_: Any) -> bool:
+    async def syncer(_: dict[str, Any]) -> bool:
         seen.append(current_delivery())
         return True
 
@@ -107,17 +107,17 @@ def test_outside_a_syncer_there_is_none() -> None:
 
 
 @pytest.mark.parametrize("kind", ["async", "plain", "batch"])
-async def test_what_a_syncer_emits_names_its_delivery_as_the_cause(rabbit: Rabbit, kind: str) -> None:
+async def test_messages_emitted_by_a_syncer_name_its_delivery_as_the_cause(rabbit: Rabbit, kind: str) -> None:
     queue = rabbit.queue()
     publish(rabbit, queue, BODY % 1, message_id="one")
     publish(rabbit, queue, BODY % 2)
     named: dict[int, MessageRef | None] = {}
 
-    def plain(message: Any) -> bool:
+    def plain(message: dict[str, Any]) -> bool:
         named[message["actionId"]] = read_cause(causation.carried(None, "emails", "mail-1"))
         return True
 
-    async def syncer(message: Any) -> bool:
+    async def syncer(message: dict[str, Any]) -> bool:
         return await asyncio.to_thread(plain, message)
 
     async def batch(messages: list[Any]) -> bool:

@@ -74,7 +74,7 @@ async def test_consumption_channel_and_connection_are_closed_in_this_order(
     monkeypatch.setattr(Link, "close_channel", closing_channel)
     monkeypatch.setattr(Link, "abort", closing_connection)
 
-    async def syncer(_: Any) -> Any:
+    async def syncer(_: dict[str, Any]) -> Any:
         return None if ending == "fatal" else True
 
     consumer = RabbitConsumer(rabbit.url, queue, syncer)
@@ -97,7 +97,7 @@ async def test_a_plain_function_is_held_to_the_same_contract(rabbit: Rabbit, act
     queue = rabbit.queue()
     rabbit.put(queue, action(1))
 
-    def fails(_: Any) -> bool:
+    def fails(_: dict[str, Any]) -> bool:
         raise LookupError("jane@example.org")
 
     with pytest.raises(FatalSyncerError, match="raised LookupError"):
@@ -117,7 +117,7 @@ async def test_after_a_fatal_verdict_a_thread_begins_nothing_new(
     calls: list[int] = []
     received = threading.Event()
 
-    def syncer(message: Any) -> Any:
+    def syncer(message: dict[str, Any]) -> Any:
         calls.append(message["actionId"])
         if len(calls) > 1:
             return True
@@ -145,7 +145,7 @@ async def test_after_a_fatal_verdict_other_threads_finish_what_they_began(rabbit
     calls: list[int] = []
     both, failed = threading.Barrier(2), threading.Event()
 
-    def syncer(message: Any) -> bool:
+    def syncer(message: dict[str, Any]) -> bool:
         calls.append(message["actionId"])
         both.wait(60)
         if message["actionId"] == 0:
@@ -173,7 +173,7 @@ async def test_running_handlers_finish_and_the_fatal_message_stays_unacknowledge
     rabbit.put(queue, *[action(number) for number in range(1, 5)])
     failed = asyncio.Event()
 
-    async def syncer(message: Any) -> bool:
+    async def syncer(message: dict[str, Any]) -> bool:
         if message["actionId"] == 1:
             failed.set()
             raise RuntimeError
@@ -252,11 +252,11 @@ async def test_a_stop_lets_running_handlers_finish_and_releases_the_rest(
     rabbit.put(queue, *[action(number) for number in range(6)])
     started, go_on = threading.Event(), threading.Event()
 
-    def in_a_thread(_: Any) -> bool:
+    def in_a_thread(_: dict[str, Any]) -> bool:
         started.set()
         return go_on.wait(60)
 
-    async def on_the_loop(_: Any) -> bool:
+    async def on_the_loop(_: dict[str, Any]) -> bool:
         started.set()
         return await wait_until_async(go_on.is_set)
 
@@ -285,11 +285,11 @@ async def test_a_second_stop_ends_the_grace_period(rabbit: Rabbit, action: MakeA
     rabbit.put(queue, action(1))
     started, never = threading.Event(), threading.Event()
 
-    def in_a_thread(_: Any) -> bool:
+    def in_a_thread(_: dict[str, Any]) -> bool:
         started.set()
         return never.wait(60)
 
-    async def on_the_loop(_: Any) -> bool:
+    async def on_the_loop(_: dict[str, Any]) -> bool:
         started.set()
         await asyncio.sleep(600)
         return True
@@ -318,7 +318,7 @@ async def test_a_stop_while_the_window_widens_returns_all_that_came(
     queue = rabbit.queue(quorum=quorum)
     rabbit.put(queue, *[action(number) for number in range(6)])
 
-    async def stops(_: Any) -> bool:
+    async def stops(_: dict[str, Any]) -> bool:
         consumer.stop()
         return True
 
@@ -339,11 +339,11 @@ async def test_a_handler_beyond_the_grace_period_is_abandoned_and_counted(
     rabbit.put(queue, action(1))
     started, never = threading.Event(), threading.Event()
 
-    def in_a_thread(_: Any) -> bool:
+    def in_a_thread(_: dict[str, Any]) -> bool:
         started.set()
         return never.wait(60)
 
-    async def on_the_loop(_: Any) -> bool:
+    async def on_the_loop(_: dict[str, Any]) -> bool:
         started.set()
         await asyncio.sleep(30)
         return True
@@ -366,7 +366,7 @@ async def test_a_syncer_that_closes_its_own_consumer_does_not_deadlock(rabbit: R
     queue = rabbit.queue()
     rabbit.put(queue, action(1))
 
-    async def closes(_: Any) -> bool:
+    async def closes(_: dict[str, Any]) -> bool:
         await consumer.close()
         return True
 
@@ -421,12 +421,12 @@ async def test_a_run_that_is_cancelled_twice_keeps_no_message(
     begun, go_on = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
-    async def waits(_: Any) -> bool:
+    async def waits(_: dict[str, Any]) -> bool:
         begun.set()
         await asyncio.Event().wait()
         return True
 
-    def blocks(_: Any) -> bool:
+    def blocks(_: dict[str, Any]) -> bool:
         loop.call_soon_threadsafe(begun.set)
         return go_on.wait()
 

@@ -50,7 +50,7 @@ async def test_true_removes_the_message_whatever_the_syncer_is(rabbit: Rabbit, a
     rabbit.put(queue, *[action(number) for number in range(6)])
     seen: list[Any] = []
 
-    def answer(message: Any) -> bool:
+    def answer(message: dict[str, Any]) -> bool:
         seen.append(message)
         return True
 
@@ -73,7 +73,7 @@ async def test_false_requeues_once_and_then_dead_letters_whatever_the_syncer_is(
     rabbit.put(queue, action(1))
     seen: list[Any] = []
 
-    def answer(message: Any) -> bool:
+    def answer(message: dict[str, Any]) -> bool:
         seen.append(message)
         return False
 
@@ -89,7 +89,9 @@ async def test_false_requeues_once_and_then_dead_letters_whatever_the_syncer_is(
 
 @pytest.mark.spec("MW-002.6", "MW-002.8", "MW-002.1", "MW-002.3", "MW-002.4")
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_is_not_for_the_syncer_never_reaches_it(rabbit: Rabbit, action: MakeAction, kind: str) -> None:
+async def test_a_message_that_cannot_be_prepared_never_reaches_the_syncer(
+    rabbit: Rabbit, action: MakeAction, kind: str
+) -> None:
     """No JSON, an unknown schema, and past the retry limit: with a good message among them."""
     queue = rabbit.queue()
     rabbit.put(queue, b"not json", {"schema": "proca:action:1"})
@@ -97,7 +99,7 @@ async def test_what_is_not_for_the_syncer_never_reaches_it(rabbit: Rabbit, actio
     rabbit.put(queue, action(3), headers={"x-death": [{"count": 3, "queue": "q", "reason": "rejected"}]})
     seen: list[int] = []
 
-    def answer(message: Any) -> bool:
+    def answer(message: dict[str, Any]) -> bool:
         seen.append(message["actionId"])
         return True
 
@@ -122,7 +124,7 @@ async def test_a_broken_contract_ends_every_kind_and_settles_nothing(
     rabbit.put(queue, *[action(number) for number in range(3)])
     calls: list[int] = []
 
-    def answer(message: Any) -> Any:
+    def answer(message: dict[str, Any]) -> Any:
         calls.append(message["actionId"])
         if isinstance(ending, BaseException):
             raise ending
@@ -153,7 +155,7 @@ async def test_personal_fields_are_decrypted_for_every_kind(rabbit: Rabbit, acti
     rabbit.put(queue, action(2, contact=contact, personalInfo=sealed(b"{}") | {"payload": "AAAA"}))
     got: list[Any] = []
 
-    def answer(message: Any) -> bool:
+    def answer(message: dict[str, Any]) -> bool:
         got.append(message["contact"])
         return True
 
@@ -181,13 +183,13 @@ async def test_no_more_than_concurrency_batches_are_handled_at_once(
             running += step
             peak = max(peak, running)
 
-    async def awaited(_: Any) -> bool:
+    async def awaited(_: dict[str, Any]) -> bool:
         move(1)
         await wait_until_async(go_on.is_set)
         move(-1)
         return True
 
-    def plain(_: Any) -> bool:
+    def plain(_: dict[str, Any]) -> bool:
         move(1)
         assert go_on.wait(180)
         move(-1)
@@ -220,11 +222,11 @@ async def test_a_stop_lets_a_running_batch_finish_and_releases_the_rest(
     rabbit.put(queue, *[action(number) for number in range(6)])
     started, go_on = threading.Event(), threading.Event()
 
-    async def awaited(_: Any) -> bool:
+    async def awaited(_: dict[str, Any]) -> bool:
         started.set()
         return bool(await wait_until_async(go_on.is_set))
 
-    def plain(_: Any) -> bool:
+    def plain(_: dict[str, Any]) -> bool:
         started.set()
         return go_on.wait(60)
 
@@ -257,7 +259,7 @@ async def test_an_unknown_key_is_fatal_and_nothing_begins_after_it(
     rabbit.put(queue, action(1, personalInfo=info), *[action(number) for number in (2, 3, 4)])
     calls: list[int] = []
 
-    def answer(message: Any) -> bool:
+    def answer(message: dict[str, Any]) -> bool:
         calls.append(message["actionId"])
         return True
 

@@ -75,7 +75,7 @@ async def test_two_thousand_malformed_messages_crash_nothing_and_are_all_account
             value = [entry for entry in value if isinstance(entry, dict)]
         rabbit.put(queue, a_strange_body(dice), headers={name: value})
 
-    async def syncer(_: Any) -> bool:
+    async def syncer(_: dict[str, Any]) -> bool:
         return True
 
     logging.getLogger("conquiet.rabbit").setLevel(logging.ERROR)
@@ -128,7 +128,7 @@ async def test_nothing_decrypted_is_ever_shown(
     rabbit.put(queue, action(1, contact={"email": CANARY, "area": "PL"}, personalInfo=info))
     got: list[Any] = []
 
-    async def syncer(message: Any) -> Any:
+    async def syncer(message: dict[str, Any]) -> Any:
         got.append(message["contact"])
         if ending == "raised":
             raise ValueError(f"cannot store {message['contact']['email']}")

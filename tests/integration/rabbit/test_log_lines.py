@@ -41,7 +41,7 @@ async def test_a_syncer_that_raises_is_named_by_its_line(
     queue = rabbit.queue()
     rabbit.put(queue, action(1, mail=CANARY))
 
-    async def charge(message: Any) -> bool:
+    async def charge(message: dict[str, Any]) -> bool:
         raise KeyError(CANARY)
 
     with pytest.raises(FatalSyncerError):
@@ -63,7 +63,7 @@ async def test_the_whole_traceback_of_a_syncer_needs_to_be_asked_for(
     queue = rabbit.queue()
     rabbit.put(queue, action(1))
 
-    async def charge(message: Any) -> bool:
+    async def charge(message: dict[str, Any]) -> bool:
         raise KeyError("a text that may quote the message")
 
     with pytest.raises(FatalSyncerError):

@@ -27,7 +27,7 @@ async def test_orders_of_pika_are_handled_and_failed_ones_are_kept(
     rabbit.put(queue, *({"order": number} for number in range(20)))
     seen: list[int] = []
 
-    async def syncer(message: Any) -> bool:
+    async def syncer(message: dict[str, Any]) -> bool:
         seen.append(message["order"])
         return bool(message["order"] % 5)
 
@@ -200,7 +200,7 @@ async def test_an_exchange_with_a_binding_dead_letters_by_itself(
 
 
 @pytest.mark.spec("MW-002.4", "MW-008.2", "MW-008.3")
-async def test_what_is_past_the_retry_limit_is_kept(rabbit: Rabbit, recorder: type[Recorder]) -> None:
+async def test_a_message_past_the_retry_limit_is_kept(rabbit: Rabbit, recorder: type[Recorder]) -> None:
     queue = rabbit.queue()  # even if the queue dead-letters: there it might circulate
     rabbit.put(queue, {"order": 1}, headers={"x-death": [{"queue": queue, "count": 9}]})
     syncer = recorder()

@@ -133,7 +133,7 @@ async def test_a_requeue_runs_the_message_again_and_lets_the_others_pass(rabbit:
     order: list[int] = []
     runs: list[bool] = []
 
-    def run(message: Any) -> bool:
+    def run(message: dict[str, Any]) -> bool:
         if message["number"] == 0:
             runs.append(current_delivery().redelivered)
             if len(runs) < 4:
@@ -141,7 +141,7 @@ async def test_a_requeue_runs_the_message_again_and_lets_the_others_pass(rabbit:
         order.append(message["number"])
         return True
 
-    async def on_the_loop(message: Any) -> bool:
+    async def on_the_loop(message: dict[str, Any]) -> bool:
         return run(message)
 
     async with RabbitConsumer(rabbit.url, queue, on_the_loop if kind == "async" else run) as consumer:
@@ -158,7 +158,7 @@ async def test_a_redelivered_message_is_not_dead_lettered_for_a_requeue(rabbit: 
     rabbit.put(queue, {"number": 1})
     runs: list[bool] = []
 
-    async def syncer(_: Any) -> bool:
+    async def syncer(_: dict[str, Any]) -> bool:
         runs.append(current_delivery().redelivered)
         if len(runs) == 1:
             return False
@@ -178,7 +178,7 @@ async def test_a_delivery_names_its_queue(rabbit: Rabbit) -> None:
     rabbit.put(queue, {"number": 1})
     names: list[str] = []
 
-    async def syncer(_: Any) -> bool:
+    async def syncer(_: dict[str, Any]) -> bool:
         names.append(current_delivery().queue)
         return True
 

@@ -312,13 +312,13 @@ async def test_a_retry_circuit_ends_also_for_a_message_with_an_odd_header(
     assert (len(syncer.seen), consumer.count.dropped) == (6, 1)  # three rounds, each with a second try
 
 
-async def test_the_message_id_is_there_beside_an_odd_header(odd: Rabbit) -> None:
+async def test_the_message_id_is_kept_with_an_odd_header(odd: Rabbit) -> None:
     odd.queue()
     properties = pika.BasicProperties(headers={"when": MILLISECONDS}, message_id="m1")
     odd.channel.basic_publish("", "work", b"{}", properties)
     seen: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-    async def syncer(_: Any) -> bool:
+    async def syncer(_: dict[str, Any]) -> bool:
         seen.set_result((current_delivery().message_id, current_delivery().headers))
         return True
 

@@ -73,7 +73,7 @@ async def test_a_late_settlement_of_an_old_channel_is_a_counted_no_op(
     go_on = asyncio.Event()
     runs = 0
 
-    async def slow_once(_: Any) -> bool:
+    async def slow_once(_: dict[str, Any]) -> bool:
         nonlocal runs
         runs += 1
         if runs == 1:
@@ -103,7 +103,7 @@ async def test_deliveries_waiting_on_a_lost_channel_are_not_run(
     go_on = asyncio.Event()
     seen: list[int] = []
 
-    async def slow_once(message: Any) -> bool:
+    async def slow_once(message: dict[str, Any]) -> bool:
         seen.append(message["actionId"])
         if len(seen) == 1:
             await go_on.wait()
@@ -194,7 +194,7 @@ async def test_the_depth_at_the_start_is_kept_over_a_reconnect(
     rabbit.put(queue, action(1), action(2))
     go_on = asyncio.Event()
 
-    async def syncer(_: Any) -> bool:
+    async def syncer(_: dict[str, Any]) -> bool:
         await go_on.wait()
         return True
 
@@ -247,7 +247,7 @@ async def test_a_plain_function_that_blocks_for_three_heartbeats_keeps_its_conne
 
     monkeypatch.setattr(HeartbeatChecker, "_send_heartbeat_frame", send_and_count)
 
-    def blocks(_: Any) -> bool:
+    def blocks(_: dict[str, Any]) -> bool:
         started.set()
         return all(sent_meanwhile.acquire(timeout=10) for _ in range(7))  # six half intervals lie between seven
 
@@ -265,7 +265,7 @@ async def test_a_blocked_loop_loses_its_connection_and_the_log_says_why(
     queue, runs, blocked_s = rabbit.queue(), 0, 0.0
     rabbit.put(queue, action(1))
 
-    async def blocks_once(_: Any) -> bool:
+    async def blocks_once(_: dict[str, Any]) -> bool:
         nonlocal runs, blocked_s
         runs += 1
         if runs == 1:

@@ -141,7 +141,7 @@ def test_a_close_while_idle_is_found_by_the_next_call(
     on_loop(body)
 
 
-def test_what_is_no_reply_ends_the_connection(on_loop: Run) -> None:
+def test_bytes_that_are_not_a_reply_end_the_connection(on_loop: Run) -> None:
     """For example the error page of a proxy. Further bytes on that connection could belong to any request."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

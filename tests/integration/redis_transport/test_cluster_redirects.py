@@ -169,7 +169,7 @@ def test_a_command_whose_reply_is_lost_is_not_repeated(redis_cluster: RedisClust
     raw.close()
 
 
-def test_what_was_not_sent_goes_to_the_new_master(redis_cluster: RedisClusterServer, client: SyncClient) -> None:
+def test_an_unsent_command_is_sent_to_the_new_master(redis_cluster: RedisClusterServer, client: SyncClient) -> None:
     with RedisStreamsQueue(client, QueueConfig("orders", "billing", "alice")) as queue:
         queue.enqueue({"n": 1})
         redis_cluster.switch_master("orders")  # the old master is a replica now, and replies MOVED

@@ -23,7 +23,7 @@ from conquiet.processor import DeadLetters, Emitter, NewMessage, Processor, Sync
 from conquiet.queue import RedisStreamsQueue
 from conquiet.redis_transport.client import clone_async, clone_sync
 from conquiet.redis_transport.errors import translate
-from conquiet.runtime import Consumer
+from conquiet.runtime import Consumer, MessageContext, RuntimeMessage
 from conquiet.testing import FaultProxy, wait_until, wait_until_async
 
 NOWHERE: dict[str, tuple[dict[str, Any], str]] = {
@@ -87,7 +87,7 @@ def test_every_door_says_that_nothing_was_sent() -> None:
 
 
 async def test_every_asynchronous_door_says_that_nothing_was_sent_and_where() -> None:
-    async def handle(_message: Any, _ctx: Any) -> None:
+    async def handle(_message: RuntimeMessage, _ctx: MessageContext) -> None:
         """Do nothing."""
 
     async def paid() -> None:

@@ -44,7 +44,7 @@ async def test_an_engine_that_can_acknowledge_nothing_any_more_ends(
     assert engine.report.unacknowledged
 
 
-async def test_what_is_due_goes_out_by_itself_where_no_read_is_coming(
+async def test_due_acknowledgements_are_sent_alone_if_no_read_follows(
     make_engine: MakeEngine, enqueue: Enqueue, pending: Pending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(_: RuntimeMessage, __: MessageContext) -> None:

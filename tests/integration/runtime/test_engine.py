@@ -20,7 +20,16 @@ from tests.redis_clients import RawRedis
 from conquiet.core.lifecycle import Status
 from conquiet.errors import ConfigurationError, InfrastructureError, LifecycleError, MalformedMessageError
 from conquiet.redis_transport.liveness import registry_key
-from conquiet.runtime import Consumer, EngineError, Failed, MessageContext, RuntimeMessage, Started, Succeeded
+from conquiet.runtime import (
+    Consumer,
+    EngineError,
+    Failed,
+    MessageContext,
+    RuntimeMessage,
+    Started,
+    Succeeded,
+    SyncMessageContext,
+)
 from conquiet.runtime.settings import RuntimeSettings
 from conquiet.testing import wait_until_async
 
@@ -97,7 +106,7 @@ async def test_a_failed_message_stays_pending_until_it_is_stale(
 
 
 @pytest.mark.spec("CM-001.10", "CM-001.2")
-async def test_a_failed_message_comes_again_once_it_is_stale(
+async def test_a_failed_message_is_delivered_again_once_it_is_stale(
     make_engine: MakeEngine, run: Run, enqueue: Enqueue
 ) -> None:
     enqueue(1)
@@ -220,7 +229,7 @@ async def test_a_handler_that_raises_is_a_failed_event_and_an_error_event(
     assert (heard[0].error, heard[0].message.id) == (raised, message_id)
 
 
-async def test_what_was_done_is_counted_once_each(
+async def test_each_message_is_counted_once(
     make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str
 ) -> None:
     """Of four messages one was claimed as stale, one fails, and one is acknowledged early."""
@@ -433,7 +442,7 @@ async def test_a_plain_function_runs_in_a_thread_and_may_acknowledge_there(
     threads: set[int] = set()
     left: list[int] = []
 
-    def handler(message: RuntimeMessage, ctx: Any) -> None:
+    def handler(message: RuntimeMessage, ctx: SyncMessageContext) -> None:
         time.sleep(0.01)
         threads.add(threading.get_ident())
         if message.data["n"] == 0:

@@ -2,14 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import redis
 import redis.asyncio
 from tests.integration.runtime.conftest import Enqueue, Pending
 from tests.redis_clients import RawRedis
 
-from conquiet.runtime import Consumer
+from conquiet.runtime import Consumer, MessageContext, RuntimeMessage
 
 Run = Callable[[Callable[[], Awaitable[None]]], None]
 
@@ -23,7 +22,7 @@ def test_an_engine_works_on_either_loop(
     async def body() -> None:
         async with redis.asyncio.Redis.from_url(redis_url) as client:
 
-            async def handler(message: Any, ctx: Any) -> None:
+            async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
                 seen.append(message.id)
                 if len(seen) == 500:
                     engine.stop()
@@ -38,7 +37,7 @@ def test_an_engine_works_on_either_loop(
     assert pending() == []
 
 
-def test_what_is_done_at_once_is_acknowledged_with_the_next_read(
+def test_immediately_finished_messages_are_acknowledged_with_the_next_read(
     on_loop: Run, redis_url: str, stream: str, enqueue: Enqueue, raw: RawRedis
 ) -> None:
     """Only the reader's connection is used, and only the write of the read: this keeps latency low."""
@@ -47,7 +46,7 @@ def test_what_is_done_at_once_is_acknowledged_with_the_next_read(
         async with redis.asyncio.Redis.from_url(redis_url) as client:
             done = asyncio.Event()
 
-            async def handler(message: Any, ctx: Any) -> None:
+            async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
                 done.set()
 
             async with Consumer(streams=[stream], redis=client, handler=handler, concurrency=10):

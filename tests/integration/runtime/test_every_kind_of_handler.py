@@ -279,7 +279,7 @@ async def test_after_stop_every_kind_finishes_what_runs_and_begins_nothing(
 
 @pytest.mark.spec("CM-001.10", "CM-001.2", "CM-002.6", "CM-003.1")
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_failed_message_comes_again_to_the_same_name_once_stale(
+async def test_a_failed_message_is_delivered_again_to_the_same_name_once_stale(
     make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str, pending: Pending, kind: str
 ) -> None:
     """The test makes it stale: with a short claim time a busy machine would."""

@@ -213,7 +213,7 @@ async def test_a_cancelled_handler_that_succeeds_is_not_abandoned(
     assert pending() == []
 
 
-async def test_what_a_handler_does_after_the_end_is_no_success(
+async def test_work_of_a_handler_after_the_end_is_not_a_success(
     make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending
 ) -> None:
     """The handler has caught its cancellation and continued. The engine neither keeps nor acknowledges its message."""

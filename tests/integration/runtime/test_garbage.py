@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tests.integration.runtime.conftest import Enqueue, MakeEngine, Run
 
+from conquiet.runtime import MessageContext, RuntimeMessage
 from conquiet.testing import wait_until_async
 
 
@@ -20,7 +21,7 @@ async def test_the_error_of_a_handler_is_freed_without_the_garbage_collector(
         def __init__(self) -> None:
             errors.append(weakref.ref(self))
 
-    async def handler(message: Any, ctx: Any) -> None:
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
         raise RefusedError
 
     running = run(make_engine(handler, claim_idle_ms=600_000))
@@ -52,7 +53,7 @@ async def test_an_acknowledged_message_is_freed_before_the_next_ones_are_decoded
     class Data(dict[str, Any]):
         """An object that a weak reference can point to."""
 
-    async def handler(message: Any, ctx: Any) -> None:
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
         message.data = Data(message.data)
         messages.append(weakref.ref(message.data))
 

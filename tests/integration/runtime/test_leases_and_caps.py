@@ -186,7 +186,7 @@ async def test_a_released_message_of_a_lost_claim_is_in_its_first_delivery(
     assert [row["times_delivered"] for row in pending()] == [1]
 
 
-async def test_what_a_lost_reply_brought_is_not_charged_on_the_server_either(
+async def test_messages_of_a_lost_reply_are_not_charged_on_the_server(
     reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue, pending: Pending
 ) -> None:
     enqueue(3)
@@ -311,7 +311,7 @@ async def test_a_claim_of_a_running_message_charges_no_delivery(
     assert (row["time_since_delivered"] >= reader.pending._settings.claim_idle_ms) is is_overlong
 
 
-async def test_what_has_waited_too_long_and_was_taken_meanwhile_is_not_begun(
+async def test_a_message_that_was_claimed_while_it_waited_is_not_begun(
     make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str, pending: Pending
 ) -> None:
     """No beat has noticed it yet: the slot queries the server before it begins."""

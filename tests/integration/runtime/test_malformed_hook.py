@@ -8,7 +8,7 @@ from tests.redis_clients import RawRedis
 
 from conquiet.core.json_codec import TOO_LARGE
 from conquiet.queue.codec import NOT_ONE_FIELD, WRONG_FIELD
-from conquiet.runtime import MessageContext, RuntimeMessage
+from conquiet.runtime import MessageContext, RuntimeMessage, SyncMessageContext
 from conquiet.testing import wait_until_async
 
 
@@ -50,7 +50,7 @@ async def test_a_malformed_entry_goes_to_the_hook_which_may_acknowledge_it(
     assert len(running.errors) == 1
 
 
-async def test_a_malformed_entry_that_the_hook_keeps_comes_again_without_its_bytes(
+async def test_a_malformed_entry_kept_by_the_hook_is_delivered_again_without_bytes(
     make_engine: MakeEngine, run: Run, raw: RawRedis, stream: str, pending: Pending
 ) -> None:
     """Even past ``max_deliveries``: only the hook can settle it."""
@@ -59,7 +59,7 @@ async def test_a_malformed_entry_that_the_hook_keeps_comes_again_without_its_byt
     raw.xadd(stream, {"other": large})
     reasons: list[str] = []
 
-    def on_malformed(message: RuntimeMessage, ctx: Any) -> None:
+    def on_malformed(message: RuntimeMessage, ctx: SyncMessageContext) -> None:
         reasons.append(message.malformed)
         if len(reasons) == 6:
             ctx.ack()

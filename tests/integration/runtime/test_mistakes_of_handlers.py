@@ -105,7 +105,7 @@ def odd_in_a_thread(_: RuntimeMessage, __: MessageContext) -> None:
 
 
 @pytest.mark.parametrize("handler", [odd, odd_later, odd_in_a_thread])
-async def test_what_is_no_exception_costs_no_slot_either(
+async def test_an_error_that_is_not_an_exception_costs_no_worker(
     make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending, handler: Callable[..., Any]
 ) -> None:
     enqueue(3)

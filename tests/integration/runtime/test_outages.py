@@ -11,7 +11,7 @@ from tests.integration.runtime.conftest import Enqueue, MakeEngine, Pending, Run
 
 from conquiet.core.backoff import Backoff
 from conquiet.errors import CommitUnknownError, DatabaseUnavailableError, InfrastructureError
-from conquiet.runtime import Consumer, RuntimeMessage
+from conquiet.runtime import Consumer, MessageContext, RuntimeMessage, SyncMessageContext
 from conquiet.runtime.pending_reader import PendingReader
 from conquiet.testing import wait_until_async
 
@@ -30,7 +30,7 @@ async def test_an_outage_charges_no_message_a_delivery(
     exhausted: list[str] = []
     faults = 30
 
-    async def handler(message: RuntimeMessage, ctx: Any) -> None:
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
         nonlocal faults
         counts.append(message.delivery_count)
         if faults:
@@ -38,7 +38,7 @@ async def test_an_outage_charges_no_message_a_delivery(
             raise error("the database is away")
         done[message.id] += 1
 
-    async def on_exhausted(message: RuntimeMessage, ctx: Any) -> None:
+    async def on_exhausted(message: RuntimeMessage, ctx: MessageContext) -> None:
         exhausted.append(message.id)
 
     engine = make_engine(
@@ -61,7 +61,7 @@ async def test_a_pause_is_logged_once_probed_by_one_message_and_not_ready(
     at_once: list[int] = []
     begun = 0
 
-    async def handler(message: RuntimeMessage, ctx: Any) -> None:
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
         nonlocal begun
         begun += 1
         if away:
@@ -92,13 +92,13 @@ def message_stream(engine: Consumer) -> str:
     return stream
 
 
-async def test_what_was_fetched_before_the_pause_is_released_at_once(
+async def test_messages_fetched_before_the_pause_are_released_immediately(
     make_engine: MakeEngine, run: Run, enqueue: Enqueue, pending: Pending
 ) -> None:
     """Other hosts may reach the database: nothing waits here for the pause to end."""
     begun = 0
 
-    async def handler(message: RuntimeMessage, ctx: Any) -> None:
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
         nonlocal begun
         begun += 1
         if begun > 20:
@@ -124,7 +124,7 @@ async def test_a_message_that_was_acknowledged_before_the_fault_is_not_released(
 ) -> None:
     enqueue(1)
 
-    async def handler(message: RuntimeMessage, ctx: Any) -> None:
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
         await ctx.ack()
         raise DatabaseUnavailableError("the database is away")
 
@@ -141,7 +141,7 @@ async def test_a_stop_ends_a_pause_at_once(
 ) -> None:
     enqueue(3)
 
-    def handler(message: RuntimeMessage, ctx: Any) -> None:
+    def handler(message: RuntimeMessage, ctx: SyncMessageContext) -> None:
         raise DatabaseUnavailableError("the database is away")
 
     engine: Consumer = make_engine(handler, outage=Backoff(base_s=600, cap_s=600, jitter=0.0))
@@ -160,7 +160,7 @@ async def test_an_ordinary_failure_of_the_probe_ends_the_pause(
     errors: list[type[Exception]] = [DatabaseUnavailableError, ValueError]
     done = asyncio.Event()
 
-    async def handler(message: RuntimeMessage, ctx: Any) -> None:
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
         if errors:
             raise errors.pop(0)("no")
         done.set()
@@ -190,7 +190,7 @@ async def test_an_outage_during_a_claim_reads_nothing_and_blames_no_redis(
     begun, away = asyncio.Event(), asyncio.Event()
     outages = 0
 
-    async def handler(message: RuntimeMessage, ctx: Any) -> None:
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
         nonlocal outages
         if not outages:
             begun.set()

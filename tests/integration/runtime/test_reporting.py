@@ -1,18 +1,17 @@
 """Facts that a worker reports about itself: with the renewal of its liveness key, in one command, at no extra cost."""
 
-from typing import Any
-
 import msgspec
 import pytest
 from tests.integration.runtime.conftest import Enqueue, MakeEngine, Run
 from tests.redis_clients import RawRedis
 
-from conquiet.management.history import HistorySpan, read_history, read_sparklines
+from conquiet.management.history import HistoryRange, read_history, read_sparklines
 from conquiet.management.models import ConsumerState
 from conquiet.management.redis_admin import RedisAdmin
 from conquiet.management.workers import read_workers
 from conquiet.redis_transport.liveness import liveness_key
 from conquiet.redis_transport.worker_reports import deploys_key, history_base, workers_key
+from conquiet.runtime import MessageContext, RuntimeMessage
 from conquiet.testing import wait_until_async
 
 GROUP = "processor"
@@ -24,7 +23,7 @@ async def test_a_stopped_worker_has_left_its_counts(
     enqueue(40)
     seen = 0
 
-    async def handler(_message: Any, _ctx: Any) -> None:
+    async def handler(_message: RuntimeMessage, _ctx: MessageContext) -> None:
         nonlocal seen
         seen += 1
         if seen % 4 == 0:
@@ -35,7 +34,7 @@ async def test_a_stopped_worker_has_left_its_counts(
     await running.stop()
 
     with RedisAdmin(raw) as admin:
-        for span in HistorySpan:
+        for span in HistoryRange:
             history = read_history(admin, stream.encode(), [GROUP.encode()], span)
             assert sum(point.ok for point in history.points) == 30
             assert sum(point.failed for point in history.points) == 10
@@ -51,7 +50,7 @@ async def test_a_running_worker_is_described_from_its_start(
 ) -> None:
     monkeypatch.setenv("CONQUIET_APP_VERSION", "shop 7")
 
-    async def handler(_message: Any, _ctx: Any) -> None: ...
+    async def handler(_message: RuntimeMessage, _ctx: MessageContext) -> None: ...
 
     engine = make_engine(handler, concurrency=3, report_activity=True)
     running = run(engine)
@@ -81,7 +80,7 @@ async def test_a_report_that_is_refused_costs_no_liveness(
     enqueue(5)
     seen = 0
 
-    async def handler(_message: Any, _ctx: Any) -> None:
+    async def handler(_message: RuntimeMessage, _ctx: MessageContext) -> None:
         nonlocal seen
         seen += 1
 

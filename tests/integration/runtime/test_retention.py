@@ -9,6 +9,7 @@ from tests.integration.runtime.conftest import Enqueue, MakeEngine, Run
 from tests.redis_clients import RawRedis
 
 from conquiet.queue import Retention, housekeeping
+from conquiet.runtime import MessageContext, RuntimeMessage
 from conquiet.runtime.shard import Shard
 from conquiet.testing import wait_until_async
 
@@ -17,7 +18,7 @@ async def done_engine(make_engine: MakeEngine, run: Run, enqueue: Enqueue, count
     """An engine that has handled ``count`` messages and continues."""
     seen: list[str] = []
 
-    async def handler(message: Any, _ctx: Any) -> None:
+    async def handler(message: RuntimeMessage, _ctx: MessageContext) -> None:
         seen.append(message.id)
 
     enqueue(count)

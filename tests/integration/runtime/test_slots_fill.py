@@ -1,10 +1,10 @@
 """Every slot gets work, however slowly it comes in."""
 
 import asyncio
-from typing import Any
 
 from tests.integration.runtime.conftest import Enqueue, MakeEngine, Run
 
+from conquiet.runtime import MessageContext, RuntimeMessage
 from conquiet.testing import wait_until_async
 
 
@@ -13,7 +13,7 @@ async def test_messages_that_trickle_in_fill_all_slots(make_engine: MakeEngine, 
     go = asyncio.Event()
     begun: list[str] = []
 
-    async def handler(message: Any, ctx: Any) -> None:
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
         begun.append(message.id)
         await go.wait()
 

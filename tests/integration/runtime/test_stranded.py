@@ -67,7 +67,7 @@ async def test_a_slow_answer_makes_nothing_too_old(
     assert {message.delivery_count for message in found} == {1}
 
 
-async def test_what_was_seen_and_failed_is_not_taken_for_lost(
+async def test_a_message_that_was_read_and_failed_does_not_count_as_lost(
     reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue, make_engine: MakeEngine
 ) -> None:
     """Not even if the clocks do not decide it: it is before the last entry that a read returned."""
@@ -102,7 +102,7 @@ async def test_a_claim_whose_reply_is_lost_is_found_wherever_its_entries_stand(
 
 
 @pytest.mark.parametrize("way", ["read_own", "claim", "claim without XAUTOCLAIM", "recover_undelivered"])
-async def test_what_a_recovery_has_returned_is_held_from_then_on(
+async def test_messages_returned_by_a_recovery_are_held_afterwards(
     reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue, way: str
 ) -> None:
     """A message that is not in the table is not extended: it would become stale during its handler and run twice."""

@@ -6,6 +6,7 @@ from typing import Any
 from tests.integration.runtime.conftest import Enqueue, MakeEngine, Run
 from tests.redis_clients import RawRedis
 
+from conquiet.runtime import MessageContext, RuntimeMessage
 from conquiet.testing import wait_until_async
 
 
@@ -21,7 +22,7 @@ async def test_a_stream_resumed_during_a_claim_runs_stale_work_once(
     runs: list[str] = []
     finish = asyncio.Event()
 
-    async def handler(message: Any, ctx: Any) -> None:
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
         runs.append(message.id)
         await finish.wait()
 
@@ -48,7 +49,7 @@ async def test_a_stream_resumed_during_a_claim_runs_stale_work_once(
     await engine_run.stop()
 
 
-async def test_what_we_acknowledged_while_claiming_it_is_not_run_again(
+async def test_a_message_acknowledged_during_its_claim_is_not_run_again(
     make_engine: MakeEngine, run: Run, raw: RawRedis, stream: str, enqueue: Enqueue
 ) -> None:
     """The claim's reply is older than the acknowledgement, which went over another connection."""
@@ -58,7 +59,7 @@ async def test_what_we_acknowledged_while_claiming_it_is_not_run_again(
     raw.xclaim(stream, "processor", "dead-host", 0, [entry], idle=600_000)
     runs: list[str] = []
 
-    async def handler(message: Any, ctx: Any) -> None:
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
         runs.append(message.id)
 
     engine = make_engine(handler, claim_idle_ms=2_000)
@@ -85,7 +86,7 @@ async def test_withholding_a_stream_ends_one_waiting_read_and_no_later_one(
 ) -> None:
     """Calls are counted, not time. Ending every read early would keep an idle host and its server busy."""
 
-    async def handler(message: Any, ctx: Any) -> None:
+    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
         pass
 
     def calls() -> int:

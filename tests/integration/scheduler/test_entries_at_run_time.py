@@ -179,7 +179,7 @@ async def test_an_unknown_name_is_an_error_that_says_where_to_look(stage: Stage,
         await getattr(host, action)("nothing")
 
 
-async def test_what_code_no_longer_declares_is_reported_and_not_fired(
+async def test_entries_that_code_no_longer_declares_are_reported_and_not_fired(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     old = await stage.started(stage.entry("kept"), stage.entry("dropped"))

@@ -61,7 +61,7 @@ async def test_three_schedulers_fire_each_tick_of_ten_minutes_once(stage: Stage)
     assert [listed.missed for listed in await hosts[0].list_entries()] == [0] * len(entries)
 
 
-async def test_what_is_fired_is_an_ordinary_message_for_every_reader(stage: Stage) -> None:
+async def test_a_fired_tick_is_an_ordinary_message_for_every_reader(stage: Stage) -> None:
     host = await stage.started(stage.entry("report", event="report.make", data={"kind": "sales"}))
     await stage.at(10, host)
 

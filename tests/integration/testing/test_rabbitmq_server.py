@@ -55,7 +55,7 @@ def test_a_durable_message_survives_a_kill(broker: RabbitMQServer) -> None:
         assert body == b"hello"
 
 
-def test_a_paused_broker_goes_on_where_it_stood(broker: RabbitMQServer) -> None:
+def test_a_paused_broker_continues_where_it_stopped(broker: RabbitMQServer) -> None:
     with connect(broker.url) as connection:
         broker.pause()
         assert not broker.is_running

@@ -27,7 +27,7 @@ def test_the_url_leads_to_a_working_server_of_the_version_it_says(private_redis:
     assert server.name == "redis"
 
 
-def test_what_was_answered_survives_a_kill_with_aof(private_redis: StartRedis) -> None:
+def test_acknowledged_writes_survive_a_kill_with_aof(private_redis: StartRedis) -> None:
     server = private_redis(aof=True)
     url, pid = server.url, server.pid
     with connect(server) as client:

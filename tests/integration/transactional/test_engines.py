@@ -20,10 +20,10 @@ from conquiet.errors import (
     LifecycleError,
     MessageKeyError,
 )
-from conquiet.processor import Processor, RetryPolicy
+from conquiet.processor import Processor, RetryPolicy, SyncJobContext
 from conquiet.rabbit import RabbitConsumer, SchemaRegistry
 from conquiet.rabbit.syncer import Requeue
-from conquiet.runtime import Consumer
+from conquiet.runtime import Consumer, RuntimeMessage, SyncMessageContext
 from conquiet.testing import FaultProxy, wait_until, wait_until_async
 from conquiet.transactional import (
     Outbox,
@@ -79,7 +79,7 @@ async def test_the_runtime_runs_a_message_once_however_often_it_is_delivered(
     handle = for_runtime(lambda _, session: write(session), engine=engine, group="g")
     handled = 0
 
-    def deliver(message: Any, ctx: Any) -> None:
+    def deliver(message: RuntimeMessage, ctx: SyncMessageContext) -> None:
         nonlocal handled
         handle(message, ctx)  # raises if the lease was lost, as on a slow machine: then it is delivered again
         handled += 1
@@ -144,7 +144,7 @@ async def test_a_retry_of_the_processor_recognises_an_attempt_that_did_commit(
     processor = Processor(client, [stream], group="g")
 
     @processor.handler("paid", retry=RetryPolicy(max_attempts=3, backoff=Backoff(base_s=0.01, cap_s=0.01)))
-    def paid(ctx: Any) -> None:
+    def paid(ctx: SyncJobContext) -> None:
         attempts.append((ctx.id, ctx.delivery.id))
         handle(ctx)
         if len(attempts) == 1:

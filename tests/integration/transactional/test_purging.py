@@ -187,7 +187,7 @@ def purging(engine: Engine, inbox: Inbox) -> Iterator[Callable[[], Purger]]:
 
 
 @pytest.mark.timeout(600 + OLD // 2_000)
-def test_inserts_go_on_beside_a_purge(engine: Engine, inbox: Inbox, purging: Callable[[], Purger]) -> None:
+def test_inserts_continue_during_a_purge(engine: Engine, inbox: Inbox, purging: Callable[[], Purger]) -> None:
     """Windows with and without a purge in turn, so that the machine's other work meets both alike."""
     add_old(engine, OLD)
     window_s = 5.0 if TORTURE else 0.5

@@ -39,7 +39,7 @@ def names(queue: RedisStreamsQueue) -> list[str]:
     return [message.payload["name"] for message in queue.read(1, count=10_000)]
 
 
-def test_what_was_written_arrives_with_its_id_and_leaves_the_outbox(engine: Engine, queue: RedisStreamsQueue) -> None:
+def test_a_written_message_arrives_with_its_id_and_leaves_the_outbox(engine: Engine, queue: RedisStreamsQueue) -> None:
     with DbSession(engine) as session:
         message_id = Outbox().add(session, "ledger", {"amount": 5})
 

@@ -42,7 +42,7 @@ def test_a_password_stays_in_the_url_and_out_of_the_error() -> None:
     assert "secret" not in str(refused.value)
 
 
-def test_what_was_given_is_used_and_never_closed() -> None:
+def test_a_given_engine_is_used_and_never_closed() -> None:
     engine = create_engine("sqlite://")
     maker = sessionmaker(engine)
     database = Database(maker)

@@ -108,7 +108,9 @@ def awaiting(session: AsyncConnection) -> None: ...
         (5, "must be a function"),
     ],
 )
-def test_what_cannot_be_called_is_refused_with_a_sentence(function: Callable[..., Any], sentence: str) -> None:
+def test_an_object_that_cannot_be_called_is_refused_with_a_sentence(
+    function: Callable[..., Any], sentence: str
+) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         read(function)
 

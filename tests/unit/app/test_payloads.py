@@ -53,7 +53,7 @@ A_PAID = Paid(
     ("model", "value"),
     [(Paid, A_PAID), (PaidData, PaidData(1, "x")), (PaidModel, PaidModel(order=1, amount=decimal.Decimal("1.5")))],
 )
-def test_what_is_encoded_is_decoded_to_an_equal_object(model: type[Any], value: Any) -> None:
+def test_an_encoded_object_is_decoded_to_an_equal_one(model: type[Any], value: Any) -> None:
     payload = PayloadModel("paid", model)
 
     encoded = payload.encode(value)
@@ -68,7 +68,7 @@ def test_each_kind_of_model_is_recognised(model: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("other", [int, str, list, list[int], object, None, 5, "text"])
-def test_what_is_no_json_object_is_no_model(other: Any) -> None:
+def test_a_value_that_is_not_a_json_object_fits_no_model(other: Any) -> None:
     assert not is_model(other)
 
 

@@ -10,7 +10,7 @@ from conquiet.cli.errors import CommandError
     ("selection", "only", "everything"),
     [(Selection(), "", False), (Selection(), "7-0", True), (Selection(error="LookupError"), "", True)],
 )
-def test_neither_a_filter_nor_all_and_both_together_are_refused(
+def test_a_filter_and_all_are_refused_together_and_one_is_required(
     selection: Selection, only: str, *, everything: bool
 ) -> None:
     """With both, an operator who means a few would discard or replay all of them."""

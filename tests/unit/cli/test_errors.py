@@ -32,7 +32,7 @@ def test_an_unreachable_server_is_explained_without_the_drivers_text(error: Exce
 
 
 @pytest.mark.parametrize(("error", "code"), [(QueueError("no"), 1), (KeyboardInterrupt(), 130), (BrokenPipeError(), 1)])
-def test_what_escapes_a_command_becomes_an_exit_code(
+def test_an_exception_of_a_command_becomes_an_exit_code(
     error: BaseException, code: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(typer.Exit) as ended, exit_on_error():
@@ -62,6 +62,6 @@ def test_an_unexpected_error_is_one_sentence_too(
 
 
 @pytest.mark.parametrize("error", [typer.Exit(7), typer.Abort(), typer.BadParameter("no")])
-def test_what_the_parser_raises_is_left_to_it(error: Exception) -> None:
+def test_errors_of_the_parser_are_not_translated(error: Exception) -> None:
     with pytest.raises(type(error)), exit_on_error():
         raise error

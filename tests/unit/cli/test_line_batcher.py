@@ -58,7 +58,7 @@ def test_a_batch_does_not_wait_for_what_comes_much_later(drive: Callable[..., No
 
 
 @both
-def test_what_stands_before_an_error_comes_before_it(drive: Callable[..., None]) -> None:
+def test_lines_before_an_error_are_sent_before_it_is_raised(drive: Callable[..., None]) -> None:
     taken: Batches = []
 
     def source() -> Iterator[dict[str, Any]]:

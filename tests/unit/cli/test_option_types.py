@@ -46,10 +46,15 @@ def refusal_of(*words: str) -> str:
 
 
 def test_all_options_with_a_number_are_covered() -> None:
-    ages = {"--max-age", "--newer-than", "--older-than", "--inbox-retention"}
-    floats = {"--grace", "--wait", "--wait-s", "--delay", "--watch", "--min-idle", "--rate"} | ages
+    ages = {"--max-age-s", "--newer-than-s", "--older-than-s", "--inbox-retention-s"}
+    floats = {"--grace-s", "--wait-s", "--delay-s", "--watch-s", "--min-idle-s", "--rate-per-s"} | ages
     assert {words[-1] for words in FLOATS} == floats
     assert {"--limit", "--batch", "--concurrency", "--health-port"} <= {words[-1] for words in INTEGERS}
+
+
+def test_options_in_seconds_have_the_unit_in_their_name() -> None:
+    """As in every public signature; a rate is per second."""
+    assert [words for words in FLOATS if not words[-1].endswith("-s")] == []
 
 
 @pytest.mark.parametrize("words", FLOATS, ids=" ".join)

@@ -21,7 +21,7 @@ async def test_it_returns_when_ready_and_lets_it_run() -> None:
     running.cancel()
 
 
-async def test_what_ended_it_is_raised() -> None:
+async def test_the_error_that_ended_the_task_is_raised() -> None:
     async def fail() -> None:
         raise LookupError
 
@@ -38,7 +38,7 @@ async def test_an_end_before_it_was_ready_is_no_error() -> None:
 
 
 @pytest.mark.parametrize("error", [None, LookupError(), asyncio.CancelledError()])
-async def test_a_cancelled_caller_takes_it_along_and_waits_for_its_end(error: BaseException | None) -> None:
+async def test_a_cancelled_caller_cancels_it_and_waits_for_its_end(error: BaseException | None) -> None:
     steps: list[str] = []
 
     async def work() -> None:

@@ -42,7 +42,7 @@ async def test_a_partial_batch_is_delivered_when_its_time_is_over() -> None:
     assert assembler.take() == [2]
 
 
-async def test_a_batch_goes_on_gathering_while_no_worker_is_free() -> None:
+async def test_a_batch_continues_to_grow_while_no_worker_is_free() -> None:
     delivered: Delivered = []
     free = [False]
     assembler = an_assembler(delivered, free=free)
@@ -57,7 +57,7 @@ async def test_a_batch_goes_on_gathering_while_no_worker_is_free() -> None:
     assert delivered == [("a", [1, 2])]
 
 
-async def test_what_is_taken_is_not_delivered_later() -> None:
+async def test_taken_items_are_not_delivered_later() -> None:
     delivered: Delivered = []
     assembler = an_assembler(delivered)
     assembler.add("a", 1, size=3, within_s=0.0)

@@ -68,5 +68,5 @@ def test_a_name_too_long_for_a_header_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("raw", ["", "no json", "{}", "[1,2]", '["a"]', '["a","b","c"]', '["' + "x" * 1_000 + '","b"]'])
-def test_what_another_program_wrote_is_no_cause(raw: str) -> None:
+def test_a_cause_written_by_another_program_is_ignored(raw: str) -> None:
     assert read_cause({CAUSED_BY: raw}) is None

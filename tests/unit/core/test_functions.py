@@ -79,7 +79,7 @@ def test_coroutine_functions_are_recognised(function: Callable[..., Any], *, exp
         require_plain_function("handler", function)
 
 
-def test_what_cannot_be_called_is_no_function() -> None:
+def test_an_object_that_cannot_be_called_is_not_a_function() -> None:
     with pytest.raises(ConfigurationError, match="handler must be a function"):
         require_plain_function("handler", "handle")  # type: ignore[arg-type]
 
@@ -159,7 +159,7 @@ class Unknown:
         print,
     ],
 )
-def test_what_can_take_the_arguments_is_let_through(function: Callable[..., Any]) -> None:
+def test_a_function_that_can_take_the_arguments_is_accepted(function: Callable[..., Any]) -> None:
     """The signature of the wrapper itself counts, for every kind of wrapper; a C function may have none."""
     require_arguments("handler", function, "message")
 
@@ -185,7 +185,7 @@ def test_a_class_in_place_of_its_instance_is_refused(
 
 
 @pytest.mark.parametrize("function", [two, lambda: None, functools.partial(plain, 1)])
-def test_what_cannot_take_the_arguments_is_refused_before_it_costs_a_message(function: Callable[..., Any]) -> None:
+def test_a_function_with_wrong_parameters_is_refused_before_it_costs_a_message(function: Callable[..., Any]) -> None:
     with pytest.raises(ConfigurationError, match=r"handler is called as handler\(message\) and cannot take that"):
         require_arguments("handler", function, "message")
 

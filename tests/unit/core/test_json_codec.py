@@ -30,7 +30,7 @@ payloads = st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), js
 
 @pytest.mark.spec("RS-003.3", "RS-003.6", "CQ-006.3", "CQ-006.4")
 @given(payloads)
-def test_what_is_written_is_read_back(payload: dict[str, Any]) -> None:
+def test_encoded_data_is_decoded_unchanged(payload: dict[str, Any]) -> None:
     data = encode_payload(payload, max_bytes=MIB)
 
     assert decode_payload(data, max_bytes=MIB) == payload
@@ -38,7 +38,7 @@ def test_what_is_written_is_read_back(payload: dict[str, Any]) -> None:
 
 
 @given(payloads)
-def test_what_the_standard_library_writes_is_read(payload: dict[str, Any]) -> None:
+def test_json_of_the_standard_library_is_decoded(payload: dict[str, Any]) -> None:
     assert decode_payload(json.dumps(payload).encode(), max_bytes=MIB) == payload
 
 
@@ -125,7 +125,7 @@ def endless() -> dict[str, Any]:
         (None, codec.NOT_AN_OBJECT),
     ],
 )
-def test_what_json_lacks_is_refused_with_a_reason_and_no_content(payload: Any, reason: str) -> None:
+def test_a_value_outside_json_is_refused_with_a_reason_and_no_content(payload: Any, reason: str) -> None:
     with pytest.raises(CodecError) as caught:
         encode_payload(payload, max_bytes=MIB)
 
@@ -160,7 +160,7 @@ def test_the_refused_value_is_named_by_its_path_and_never_shown(payload: Any, pa
 
 
 @pytest.mark.parametrize("payload", [nested(101), endless()])
-def test_what_is_nested_too_deeply_is_named_by_its_first_keys(payload: Any) -> None:
+def test_a_value_nested_too_deeply_is_named_by_its_first_keys(payload: Any) -> None:
     with pytest.raises(CodecError) as caught:
         encode_payload(payload, max_bytes=MIB)
 

@@ -58,13 +58,13 @@ def test_only_the_second_request_forces() -> None:
 @pytest.mark.parametrize(
     ("status", "reason"), [(Status.NEW, "not started"), (Status.STOPPING, "stopping"), (Status.STOPPED, "stopped")]
 )
-def test_what_does_not_run_is_not_ready_and_says_so(status: Status, reason: str) -> None:
+def test_a_stopped_worker_is_not_ready_and_gives_a_reason(status: Status, reason: str) -> None:
     health = Health(status=status, reason="no server")
 
     assert (health.ready, health.reason) == (False, reason)
 
 
-def test_what_runs_is_ready_unless_there_is_a_reason() -> None:
+def test_a_running_worker_is_ready_unless_there_is_a_reason() -> None:
     assert Health(status=Status.RUNNING).ready
     assert not Health(status=Status.RUNNING, reason="no server").ready
 

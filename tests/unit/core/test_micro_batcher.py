@@ -43,7 +43,7 @@ async def test_a_batch_is_never_larger_than_its_limit() -> None:
     assert batches == [[0, 1], [2, 3], [4]]
 
 
-async def test_what_another_sender_takes_is_not_flushed() -> None:
+async def test_items_taken_by_another_sender_are_not_flushed() -> None:
     async def flush(batch: list[int]) -> None:
         raise AssertionError
 

@@ -27,7 +27,7 @@ def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1))
-def test_whatever_the_password_it_is_never_shown(password: str) -> None:
+def test_no_password_is_ever_shown(password: str) -> None:
     canary = f"CANARY{password}CANARY"
     assert "CANARY" not in redact_url(f"redis://u:{canary}@cache:6379/0?x={canary}").upper().replace("***", "")
 

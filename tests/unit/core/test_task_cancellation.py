@@ -7,7 +7,7 @@ import pytest
 from conquiet.core.task_cancellation import forget_cancellations, reraise_swallowed_cancellation
 
 
-async def test_what_was_swallowed_inside_is_raised_at_the_end() -> None:
+async def test_a_swallowed_cancellation_is_raised_at_the_end() -> None:
     went_on: list[str] = []
 
     async def call() -> None:
@@ -27,7 +27,7 @@ async def test_what_was_swallowed_inside_is_raised_at_the_end() -> None:
     assert went_on == ["inside"]
 
 
-async def test_who_cleans_up_after_a_cancellation_may_go_on_calling() -> None:
+async def test_calls_are_possible_during_the_clean_up_after_a_cancellation() -> None:
     cleaned_up: list[int] = []
 
     async def call() -> None:

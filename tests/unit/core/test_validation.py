@@ -72,7 +72,7 @@ def test_hostile_tables_are_refused(value: object) -> None:
 
 
 @given(st.text())
-def test_what_passes_as_an_identifier_needs_no_escaping(value: str) -> None:
+def test_an_accepted_identifier_needs_no_escaping(value: str) -> None:
     try:
         passed = require_identifier("id_column", value)
     except ConfigurationError:

@@ -178,7 +178,7 @@ async def test_a_cancellation_ends_with_the_work_it_was_meant_for() -> None:
     assert seen == sorted([*((item, 0) for item in range(9)), *ends], key=lambda one: (one[0], -one[1]))
 
 
-async def test_cancel_running_names_what_it_broke_off_and_the_slots_live_on() -> None:
+async def test_cancel_running_returns_the_cancelled_items_and_keeps_the_workers() -> None:
     done: list[int] = []
     entered = asyncio.Event()
 

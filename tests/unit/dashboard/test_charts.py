@@ -1,9 +1,9 @@
 from conquiet.dashboard.charts import latency, sparkline, throughput
-from conquiet.management.history import Deploy, History, HistorySpan, Point, quantile
+from conquiet.management.history import Deploy, History, HistoryRange, Point, quantile
 
 
 def history(*points: Point, deploys: tuple[Deploy, ...] = ()) -> History:
-    return History(HistorySpan.HOUR, 60, points, deploys)
+    return History(HistoryRange.HOUR, 60, points, deploys)
 
 
 def test_a_sparkline_without_values_says_so() -> None:

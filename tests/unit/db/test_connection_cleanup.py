@@ -13,7 +13,7 @@ def fail() -> None:
     raise OSError("gone")
 
 
-def test_what_is_raised_inside_does_not_know_the_error_being_handled() -> None:
+def test_an_error_raised_inside_has_no_context() -> None:
     seen: list[BaseException | None] = []
 
     def work() -> str:
@@ -32,7 +32,7 @@ def test_what_is_raised_inside_does_not_know_the_error_being_handled() -> None:
     assert seen[1] is None
 
 
-def test_what_leaves_it_has_its_ordinary_context_again() -> None:
+def test_an_error_that_leaves_the_block_has_its_context_again() -> None:
     with pytest.raises(OSError, match="gone") as caught:  # noqa: PT012 - the test is about the chain
         try:
             raise HandlerError("jane")

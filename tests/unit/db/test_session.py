@@ -256,7 +256,7 @@ def test_a_transaction_that_other_code_ended_is_noticed(sqlite: Engine, end: Cal
 
 
 @pytest.mark.parametrize("end", ENDINGS)
-def test_what_is_written_after_a_foreign_end_is_rolled_back(sqlite: Engine, end: Callable[[DbSession], None]) -> None:
+def test_statements_after_a_foreign_end_are_rolled_back(sqlite: Engine, end: Callable[[DbSession], None]) -> None:
     with pytest.raises(LifecycleError, match="by other code"), DbSession(sqlite) as session:  # noqa: PT012 - the same
         conn = session.connection
         end(session)

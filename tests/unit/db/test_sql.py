@@ -27,7 +27,7 @@ def test_the_same_shape_is_the_same_statement_object() -> None:
 
 
 @given(st.lists(IDENTIFIERS, min_size=1, max_size=8, unique_by=str.lower), IDENTIFIERS)
-def test_whatever_the_columns_are_called_each_value_has_its_own_bind(columns: list[str], id_column: str) -> None:
+def test_each_value_has_its_own_bind_for_any_column_names(columns: list[str], id_column: str) -> None:
     payload = {column: object() for column in columns}
     statement = sql.update("orders", tuple(columns), id_column)
 

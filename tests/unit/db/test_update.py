@@ -80,7 +80,7 @@ def test_modify_may_leave_the_row_alone_or_find_none(writer: DbWriter, sqlite: E
     assert rows(sqlite) == before
 
 
-def test_what_change_raises_is_raised_and_nothing_is_written(writer: DbWriter, sqlite: Engine) -> None:
+def test_an_error_of_change_is_raised_and_nothing_is_written(writer: DbWriter, sqlite: Engine) -> None:
     writer.execute(insert(1, amount=10))
 
     with pytest.raises(ZeroDivisionError):

@@ -192,7 +192,7 @@ def test_a_lock_backend_that_is_assigned_is_used_from_then_on(writer: DbWriter) 
     assert lock.calls == ["acquire", "release"]
 
 
-def test_what_a_writer_cannot_change_any_more_refuses_to_be_assigned(writer: DbWriter) -> None:
+def test_attributes_that_a_writer_cannot_change_refuse_assignment(writer: DbWriter) -> None:
     with pytest.raises(ConfigurationError, match="LockBackend or None"):
         writer.lock_backend = LockStrategy.ROW  # type: ignore[assignment]
     with pytest.raises(AttributeError):

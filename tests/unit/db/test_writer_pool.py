@@ -11,7 +11,7 @@ from conquiet.errors import DbWriteError
 
 
 @pytest.mark.parametrize("pool", [SingletonThreadPool, StaticPool])
-def test_a_write_beside_an_open_transaction_on_the_one_connection_is_refused(pool: type[Pool]) -> None:
+def test_a_write_during_an_open_transaction_on_the_only_connection_is_refused(pool: type[Pool]) -> None:
     """SQLite in memory: our COMMIT would commit the session's half, our ROLLBACK would lose it."""
     engine = create_engine("sqlite://", poolclass=pool)
     with engine.begin() as conn:

@@ -75,7 +75,9 @@ def begin(
         (TraceIdRatioBased(0.0), NO_SENDER),
     ],
 )
-def test_what_is_certainly_dropped_is_not_asked_for(sampler: Sampler, headers: dict[str, str] | None) -> None:
+def test_a_span_that_is_certainly_dropped_is_not_requested_from_the_sdk(
+    sampler: Sampler, headers: dict[str, str] | None
+) -> None:
     span, exporter = begin(sampler, headers)
     assert isinstance(span, DroppedSpan)
     with span:
@@ -102,7 +104,7 @@ def test_what_is_certainly_dropped_is_not_asked_for(sampler: Sampler, headers: d
         (ParentBased(ALWAYS_OFF, remote_parent_not_sampled=ALWAYS_ON), DROPPED),
     ],
 )
-def test_what_is_to_be_recorded_is_recorded(sampler: Sampler, headers: dict[str, str] | None) -> None:
+def test_a_sampled_span_is_recorded(sampler: Sampler, headers: dict[str, str] | None) -> None:
     span, exporter = begin(sampler, headers)
     with span:
         pass

@@ -57,7 +57,7 @@ async def test_quiet_streams_are_polled_in_turn(
     assert {await promoter._poll(one) for one in keys} == {8.0}
 
 
-async def test_maintenance_goes_on_while_quiet_streams_are_not_polled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_maintenance_continues_while_quiet_streams_are_not_polled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts are passed to the metrics then, and runs that wait are ended at a stop."""
     polls = 0
     maintained = asyncio.Semaphore(0)

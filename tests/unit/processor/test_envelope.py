@@ -37,7 +37,7 @@ envelopes = st.builds(
 
 
 @given(envelopes)
-def test_what_is_written_is_read_back(envelope: Envelope) -> None:
+def test_encoded_data_is_decoded_unchanged(envelope: Envelope) -> None:
     assert from_payload(to_payload(envelope), entry_id="1-1") == envelope
 
 
@@ -45,7 +45,7 @@ KEYS = ["v", "event", "id", "data", "attempt", "max_attempts", "emitted_ms", "de
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), json_values | st.just(1)))
-def test_whatever_stands_there_is_an_envelope_or_refused_with_a_constant_reason(payload: dict[str, Any]) -> None:
+def test_any_data_is_an_envelope_or_refused_with_a_constant_reason(payload: dict[str, Any]) -> None:
     """Anything can be in a stream. It must neither crash the reader nor get its content into an error."""
     reason: str | None = None
 

@@ -41,7 +41,7 @@ def test_the_story_survives_json() -> None:
     assert read_attempts(msgspec.json.decode(msgspec.json.encode(story))) == story
 
 
-def test_what_another_program_wrote_is_no_story() -> None:
+def test_a_history_written_by_another_program_is_ignored() -> None:
     unreadable: tuple[Any, ...] = (None, "x", {}, [1], [["a", 1, 2]], [[1]])
     for found in unreadable:
         assert read_attempts(found) == ()

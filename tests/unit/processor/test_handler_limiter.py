@@ -27,7 +27,7 @@ async def test_never_more_at_once_than_slots_and_first_comes_first() -> None:
 
 
 @pytest.mark.parametrize("moment", ["waiting", "granted"])
-async def test_who_is_cancelled_takes_no_slot_along(moment: str) -> None:
+async def test_a_cancelled_waiter_leaves_its_place_to_the_next(moment: str) -> None:
     slots = HandlerLimiter(1, lambda: False)
     assert await slots.acquire()
     gone, next_one = (asyncio.create_task(slots.acquire()) for _ in range(2))

@@ -75,14 +75,14 @@ async def _yields(ctx: Any, call_next: Any) -> Any:
 
 
 @pytest.mark.parametrize("broken", [None, _yields])
-def test_what_cannot_be_awaited_is_no_middleware(broken: Any) -> None:
+def test_middleware_that_cannot_be_awaited_is_refused(broken: Any) -> None:
     """It would be found out by the first message, and then by every other: all of them dead letters."""
     with pytest.raises(ConfigurationError, match="middleware"):
         Processor(NOBODY, ["orders"]).add_middleware(broken)
 
 
 @pytest.mark.parametrize("wrong", [{"consumer_id": ""}, {"group": ""}, {"concurrency": True}])
-def test_what_is_empty_is_not_taken_for_left_out(wrong: dict[str, Any]) -> None:
+def test_an_empty_argument_is_not_treated_as_missing(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         Processor(NOBODY, ["orders"], **wrong)
 

@@ -109,7 +109,7 @@ def test_the_short_forms() -> None:
         lambda: require_event("*"),
     ],
 )
-def test_what_exists_is_valid(make: object) -> None:
+def test_invalid_policies_cannot_be_built(make: object) -> None:
     with pytest.raises(ConfigurationError):
         make()  # type: ignore[operator]
 

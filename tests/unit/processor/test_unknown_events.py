@@ -27,12 +27,12 @@ def test_a_grace_is_counted_from_the_first_time_it_was_unknown(age_ms: int | Non
 
 
 @pytest.mark.parametrize(("age_ms", "delay_ms"), [(0, 250), (1_000, 250), (8_000, 2_000), (10**9, 30_000)])
-def test_what_is_left_is_never_dead_lettered_and_waits_longer_each_time(age_ms: int, delay_ms: int) -> None:
+def test_left_events_are_never_dead_lettered_and_wait_longer_each_time(age_ms: int, delay_ms: int) -> None:
     settlement = decide_unknown("leave", grace_s=0, since_ms=NOW - age_ms, now_ms=NOW)
     assert settlement == Defer(delay_ms, unknown_since_ms=NOW - age_ms)
 
 
-def test_what_is_ignored_is_ignored_at_once() -> None:
+def test_ignored_events_are_acknowledged_immediately() -> None:
     assert decide_unknown("ignore", grace_s=300, since_ms=None, now_ms=NOW) is ACKNOWLEDGE
 
 

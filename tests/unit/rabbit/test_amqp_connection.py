@@ -99,7 +99,7 @@ async def test_every_byte_that_comes_in_counts_as_a_sign_of_life() -> None:
     assert [[arrival[0] for arrival in run] for run in runs] == [[1, 2]]
 
 
-async def test_what_pika_had_begun_to_read_is_taken_over() -> None:
+async def test_bytes_that_pika_had_begun_to_read_are_kept() -> None:
     stream, _, _ = a_stream()
     runs: list[list[Any]] = []
     delivery = a_delivery(7)
@@ -111,7 +111,7 @@ async def test_what_pika_had_begun_to_read_is_taken_over() -> None:
     assert [[arrival[0] for arrival in run] for run in runs] == [[7]]
 
 
-async def test_what_is_sent_is_counted_as_well() -> None:
+async def test_sent_bytes_and_frames_are_counted() -> None:
     stream, wire, _ = a_stream()
     before = (stream.bytes_sent, stream.frames_sent)
 

@@ -51,7 +51,7 @@ async def test_each_message_has_the_answer_to_its_own_number(methods: list[Any],
     assert len(channel._waiting) == expected.count("waits")
 
 
-async def test_what_waits_for_a_confirm_fails_when_the_link_is_lost() -> None:
+async def test_unconfirmed_messages_fail_when_the_link_is_lost() -> None:
     """Otherwise its sender would wait for a reply that cannot arrive any more."""
     channel = a_channel()
     sent = [channel.publish(encode(Outgoing("q", b""))) for _ in range(3)]

@@ -177,7 +177,7 @@ async def test_a_stop_breaks_off_an_attempt_and_waits_for_its_end() -> None:
     assert ended
 
 
-async def test_what_is_cancelled_breaks_off_its_attempt() -> None:
+async def test_a_cancellation_ends_the_attempt_to_connect() -> None:
     began, ended = asyncio.Event(), asyncio.Event()
 
     async def silent(_: int) -> int:

@@ -136,7 +136,7 @@ def cut(stream: bytes, places: list[int]) -> list[bytes]:
 @given(st.lists(deliveries | other_frames(), max_size=6), st.lists(st.integers(0, 10_000), max_size=8))
 @example([deliver(1, spec.BasicProperties(), b"")], [])
 @example([deliver(1, spec.BasicProperties(headers={}, message_id=""), b"x" * 200)], [30, 31, 32])
-def test_what_we_read_is_what_pika_reads_in_the_same_order(frames: list[bytes], places: list[int]) -> None:
+def test_frames_are_read_as_by_pika_in_the_same_order(frames: list[bytes], places: list[int]) -> None:
     stream = b"".join(frames)
 
     assert by_us(cut(stream, places)) == by_pika(stream)

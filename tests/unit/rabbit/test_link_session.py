@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from conquiet.rabbit.counters import DeliveryStats
-from conquiet.rabbit.link_session import Session
+from conquiet.rabbit.link_session import LinkSession
 from conquiet.rabbit.settle import Disposition
 
 
@@ -34,7 +34,7 @@ async def test_only_what_reached_the_broker_counts_and_is_progress(
 ) -> None:
     """After any progress a lost link counts as the first of consecutive failures."""
     sent: list[Any] = []
-    session = Session(a_link(sent, is_there=link_is_there), DeliveryStats("work"), 10)
+    session = LinkSession(a_link(sent, is_there=link_is_there), DeliveryStats("work"), 10)
     (delivery,) = session.received([(1, False, b"", b"{}")])
 
     session.settle(delivery, disposition)
@@ -49,7 +49,7 @@ async def test_only_what_reached_the_broker_counts_and_is_progress(
 
 async def test_a_fatal_delivery_stays_unsettled_and_no_ack_includes_it() -> None:
     sent: list[Any] = []
-    session = Session(a_link(sent), DeliveryStats("work"), 10)
+    session = LinkSession(a_link(sent), DeliveryStats("work"), 10)
     first, broken, last = session.received([(tag, False, b"", b"{}") for tag in (1, 2, 3)])
 
     for delivery, disposition in ((last, Disposition.ACK), (broken, Disposition.STOP), (first, Disposition.ACK)):
@@ -62,7 +62,7 @@ async def test_a_fatal_delivery_stays_unsettled_and_no_ack_includes_it() -> None
 
 async def test_half_a_window_is_acknowledged_without_waiting_for_the_loop() -> None:
     sent: list[Any] = []
-    session = Session(a_link(sent), DeliveryStats("work"), 10)
+    session = LinkSession(a_link(sent), DeliveryStats("work"), 10)
     deliveries = session.received([(tag, False, b"", b"{}") for tag in range(1, 11)])
 
     for delivery in deliveries[:4]:
@@ -76,7 +76,7 @@ async def test_half_a_window_is_acknowledged_without_waiting_for_the_loop() -> N
 @pytest.mark.parametrize("link_is_there", [True, False])
 async def test_a_moved_message_is_acknowledged_alone_and_counts_as_dead_lettered(*, link_is_there: bool) -> None:
     sent: list[Any] = []
-    session = Session(a_link(sent, is_there=link_is_there), DeliveryStats("work"), 10)
+    session = LinkSession(a_link(sent, is_there=link_is_there), DeliveryStats("work"), 10)
     _, moved = session.received([(tag, False, b"", b"{}") for tag in (1, 2)])
 
     session.moved(moved)

@@ -162,13 +162,13 @@ ALL: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("names", [list(ALL), ["headers"], ["message_id", "priority"], []])
-def test_what_we_write_is_what_pika_writes(names: list[str]) -> None:
+def test_properties_are_encoded_as_by_pika(names: list[str]) -> None:
     some = {name: ALL[name] for name in names}
 
     assert encode_properties(some) == b"".join(spec.BasicProperties(**some).encode())
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_encoded_properties_are_decoded_again() -> None:
     when = datetime(2026, 11, 16, tzinfo=UTC)
     table = {"ratio": 0.5, "when": when, "deep": {"t": (1, 2)}, "min": -(2**63), "mode": None}
     read = Properties(encode_properties({**ALL, "headers": table, "delivery_mode": pika.DeliveryMode.Persistent}))
@@ -211,7 +211,7 @@ ENDLESS.append(ENDLESS)
         {"headers": [SECRET]},
     ],
 )
-def test_what_amqp_cannot_hold_is_refused_without_being_quoted(properties: dict[str, Any]) -> None:
+def test_a_value_that_amqp_cannot_hold_is_refused_and_not_quoted(properties: dict[str, Any]) -> None:
     with pytest.raises(UnencodableError) as caught:
         encode_properties(properties)
 

@@ -36,7 +36,7 @@ def test_bytes_go_as_they_are_and_all_else_as_json(body: Any, sent: bytes) -> No
     [math.nan, math.inf, -math.inf, b"bytes", {1, 2}, Decimal("1.10"), datetime(2026, 1, 1, tzinfo=UTC), "\ud800"],
     ids=repr,
 )
-def test_what_json_cannot_say_is_refused_and_not_turned_into_something_else(value: Any) -> None:
+def test_a_body_that_is_not_json_is_refused_and_not_converted(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="JSON"):
         encode(Outgoing("q", {"amount": value}))
 

@@ -32,7 +32,7 @@ def test_a_forgotten_async_is_named() -> None:
 
 
 @pytest.mark.spec("MW-004.5")
-def test_what_was_raised_is_named_by_its_type_only() -> None:
+def test_an_exception_is_named_by_its_type_only() -> None:
     outcome = interpret_error(ValueError("jane@example.org"))
 
     assert isinstance(outcome, ContractBroken)

@@ -10,13 +10,13 @@ from conquiet.redis_transport.hash_tags import slot_prefix, slot_prefix_bytes
     ("stream", "prefix"),
     [("orders", "{orders}"), ("{eu}orders", "{eu}orders"), ("a{}b", "{a{}b}"), ("}a{", "{}a{}"), ("a{b}c", "a{b}c")],
 )
-def test_a_key_beside_a_stream_begins_with_its_hash_tag(stream: str, prefix: str) -> None:
+def test_a_key_of_a_stream_begins_with_its_hash_tag(stream: str, prefix: str) -> None:
     """A cluster refuses a script on keys of two slots; Redis hashes what is in the first non-empty braces."""
     assert slot_prefix(stream) == prefix
 
 
 @pytest.mark.parametrize("stream", ["orders", "{shop}:orders", "a{b}c", "{", "a:b"])
-def test_a_key_beside_a_stream_lies_in_its_slot(stream: str) -> None:
+def test_a_key_of_a_stream_is_in_its_slot(stream: str) -> None:
     assert key_slot(f"{slot_prefix(stream)}:delayed".encode()) == key_slot(stream.encode())
 
 

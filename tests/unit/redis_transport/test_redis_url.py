@@ -32,7 +32,7 @@ def test_without_it_the_client_is_one_of_a_single_server(url: str) -> None:
         ("redis://:se@cret@one/0?cluster=true&bogus=1", "cannot be read"),
     ],
 )
-def test_what_cannot_work_is_refused_without_quoting_it(url: str, text: str) -> None:
+def test_a_url_that_cannot_work_is_refused_and_not_quoted(url: str, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text) as caught:
         client_from_url(SyncClient.from_url, url)
 

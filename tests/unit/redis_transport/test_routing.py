@@ -4,7 +4,7 @@ import pytest
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
 
 from conquiet.redis_transport.commands import pack, split_packed
-from conquiet.redis_transport.routing import Detour, Redirect, key_of, split_by_slot
+from conquiet.redis_transport.routing import CommandRedirects, Redirect, key_of, split_by_slot
 
 
 @pytest.mark.parametrize(
@@ -29,27 +29,27 @@ def test_the_key_of_each_kind_of_command_is_found(command: tuple[object, ...], k
 
 
 def test_moved_and_ask_lead_to_a_node_and_the_others_wait() -> None:
-    detour = Detour(60.0)
+    redirects = CommandRedirects(60.0)
 
-    assert detour.after(MovedError("5 10.0.0.1:7000")) == Redirect(
+    assert redirects.after(MovedError("5 10.0.0.1:7000")) == Redirect(
         ("10.0.0.1", 7000), asking=False, pause_s=0.0, slot=5
     )
-    assert detour.after(AskError("5 :7001")) == Redirect(("", 7001), asking=True, pause_s=0.0, slot=5)
+    assert redirects.after(AskError("5 :7001")) == Redirect(("", 7001), asking=True, pause_s=0.0, slot=5)
     for waiting in (TryAgainError("x"), ClusterDownError("x")):
-        step = detour.after(waiting)
+        step = redirects.after(waiting)
         assert step is not None
         assert (step.address, step.pause_s > 0) == (None, True)
-    assert detour.after(ResponseError("WRONGTYPE")) is None
-    assert detour.after(ConnectionError("lost")) is None
+    assert redirects.after(ResponseError("WRONGTYPE")) is None
+    assert redirects.after(ConnectionError("lost")) is None
 
 
 def test_redirects_end_with_the_time_for_a_reply() -> None:
-    assert Detour(0.0).after(MovedError("5 10.0.0.1:7000")) is None
+    assert CommandRedirects(0.0).after(MovedError("5 10.0.0.1:7000")) is None
 
 
 def test_nodes_that_refer_to_each_other_are_asked_with_pauses() -> None:
-    detour = Detour(60.0)
-    steps = [detour.after(MovedError("5 10.0.0.1:7000")) for _ in range(20)]
+    redirects = CommandRedirects(60.0)
+    steps = [redirects.after(MovedError("5 10.0.0.1:7000")) for _ in range(20)]
 
     assert [step.pause_s for step in steps[:3] if step is not None] == [0.0, 0.0, 0.0]
     assert all(step is not None and 0 < step.pause_s <= 0.2 for step in steps[3:])

@@ -3,6 +3,7 @@
 import ast
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "src" / "conquiet"
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 
 
@@ -147,9 +149,7 @@ def undefined_in(text: str) -> set[str]:
 
 
 def test_every_class_and_function_in_the_glossary_is_defined() -> None:
-    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
-
-    assert undefined_in(glossary) == set()
+    assert undefined_in(GLOSSARY) == set()
 
 
 def test_a_name_that_is_not_defined_is_found() -> None:
@@ -158,12 +158,44 @@ def test_a_name_that_is_not_defined_is_found() -> None:
     assert undefined_in(text) == {"Nothing", "QueueError.nothing", "nothing()"}
 
 
-def test_a_public_class_name_is_defined_once() -> None:
-    """One word, one meaning: a reader who finds a class by its name has found the right one."""
+def classes() -> dict[str, list[str]]:
+    """Return the places of each class of the package, private and nested ones without their underscore."""
     places: dict[str, list[str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name.lstrip("_"), []).append(str(path.relative_to(PACKAGE)))
+    return places
 
-    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+
+def test_a_class_name_is_defined_once() -> None:
+    """One word, one meaning: a reader who finds a class by its name has found the right one."""
+    assert {name: paths for name, paths in classes().items() if len(paths) > 1} == {}
+
+
+def last_word(name: str) -> str:
+    """Return the last word of a class name, which states its role."""
+    return re.findall(r"[A-Z][a-z0-9]*|[A-Z]+", name)[-1] if name[0].isupper() else name
+
+
+def test_the_glossary_explains_the_last_words_of_class_names() -> None:
+    """A word that ends five names is part of the vocabulary. A second word for the same idea is noticed here."""
+    used = Counter(last_word(name) for name in classes())
+    used.pop("Error")
+    table = GLOSSARY.partition("## Last words of class names")[2].partition("\n## ")[0]
+    explained = set(re.findall(r"^\| (\w+) \|", table, re.MULTILINE))
+
+    assert {word for word, count in used.items() if count >= 5} - explained == set()
+    assert {word for word in explained if used[word] < 2} == set()
+
+
+def test_the_words_that_the_glossary_defines_are_used() -> None:
+    """A definition of a word that nothing uses is out of date, or the code has another word for it."""
+    files = [*PACKAGE.rglob("*.py"), *(path for path in (ROOT / "docs").glob("*.md") if path.stem != "glossary")]
+    source = " ".join(path.read_text(encoding="utf-8") for path in files)
+    code = re.sub(r"(?<=[a-z])(?=[A-Z])|[_\s]+", " ", source).lower()
+    words = re.findall(r"^\*\*([^*]+?)\*\*", GLOSSARY, re.MULTILINE)
+    parts = [part for word in words for part in re.findall(r"[A-Za-z][A-Za-z -]+", re.sub(r"`|\(.*\)", "", word))]
+
+    assert len(parts) > 60
+    assert [part for part in parts if part.strip().lower() not in code] == []

@@ -14,7 +14,7 @@ def a_message(message_id: str = "1-0", stream: str = "s", **facts: Any) -> Runti
     return message
 
 
-def test_what_is_fresh_lost_acknowledged_or_overlong_is_not_extended() -> None:
+def test_fresh_lost_acknowledged_and_overlong_leases_are_not_extended() -> None:
     settings = RuntimeSettings(claim_idle_ms=30_000, max_lease_s=100)
     old = a_message("1-0", leased_at=0.0)
     messages = [

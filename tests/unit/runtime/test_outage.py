@@ -24,7 +24,7 @@ async def test_a_message_older_than_the_fault_does_not_change_the_pause() -> Non
     outage.close()
 
 
-async def test_without_a_result_consumption_goes_on_after_the_longest_pause() -> None:
+async def test_without_a_result_consumption_continues_after_the_longest_pause() -> None:
     """A handler of an hour must not keep the others from running, nor an idle stream the engine from being ready."""
     woken: list[int] = []
     outage = an_outage(woken)

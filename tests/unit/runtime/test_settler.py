@@ -75,7 +75,7 @@ async def test_a_release_in_place_of_a_retry_releases_the_message_and_pauses() -
 @pytest.mark.parametrize(
     ("instead", "ownership"), [(MOVED, Ownership.ACKNOWLEDGED), (KeepPending(LookupError()), Ownership.HELD)]
 )
-async def test_what_replaces_a_retry_is_carried_out(instead: Settlement, ownership: Ownership) -> None:
+async def test_a_settlement_that_replaces_a_retry_is_carried_out(instead: Settlement, ownership: Ownership) -> None:
     stage = Stage(instead)
 
     assert await stage.settler.settle(stage.message, RetryLater(0)) is instead

@@ -51,7 +51,7 @@ def test_no_plan_takes_more_than_the_budget(streams: int, budget: int, fulls: li
 
 @pytest.mark.spec("CM-001.5")
 @pytest.mark.parametrize("budget", [1, 2, 5, 40])
-def test_no_stream_starves_beside_a_flooded_one(budget: int) -> None:
+def test_no_stream_starves_because_of_a_flooded_one(budget: int) -> None:
     backlog = dict.fromkeys(NAMES, 5) | {"s0": 1_000_000}
 
     served = play(StreamScheduler(NAMES), backlog, budget, turns=120)
@@ -88,7 +88,7 @@ def test_the_quarter_is_not_spent_on_empty_lower_streams(budget: int) -> None:
     assert 0.23 < served["low"] / served.total() < 0.27
 
 
-def test_a_waiting_higher_message_is_found_beside_a_full_lower_stream() -> None:
+def test_a_waiting_higher_message_is_found_despite_a_full_lower_stream() -> None:
     backlog = {"low": 10**9, "high": 0}
     scheduler = StreamScheduler(["low", "high"], {"high": 1})
     play(scheduler, backlog, budget=1, turns=20)

@@ -308,7 +308,7 @@ def test_a_daily_job_runs_on_every_day_of_the_year_exactly_once(expression: str,
         ("45 1 * * *", LORD_HOWE, "2026-04-04T15:05", ["04-04 14:45"], ["04-05 15:15"]),
     ],
 )
-def test_what_cronsim_does_alone_and_what_we_do_instead(
+def test_results_differ_from_those_of_cronsim_alone(
     expression: str, zone: str, start: str, alone: list[str], ours: list[str]
 ) -> None:
     """The reasons for a separate search. Once cronsim behaves differently, docs/scheduler.md must change."""

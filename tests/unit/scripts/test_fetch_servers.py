@@ -238,7 +238,7 @@ def test_only_a_folder_with_a_marker_counts_as_fetched(tmp_path: Path) -> None:
     assert found == ["9.9.9-1", None, None]
 
 
-def test_what_is_fetched_is_skipped_before_anything_is_looked_at(
+def test_fetched_servers_are_skipped_without_a_query(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a_fetched("redis", tmp_path)

@@ -142,7 +142,7 @@ def test_the_flavour_of_a_given_binary_comes_from_its_version(program: Callable[
     assert discovery.find_mysql(binary=program("y/server", MYSQL)).flavour is MySQLFlavour.MYSQL
 
 
-def test_the_mariadb_installer_is_found_beside_the_server_or_on_path(program: MakeProgram) -> None:
+def test_the_mariadb_installer_is_found_near_the_server_or_on_path(program: MakeProgram) -> None:
     server = program("maria/bin/mariadbd")
     with pytest.raises(ServerUnavailableError, match="mariadb-install-db"):
         discovery.find_mariadb_installer(server)
@@ -179,7 +179,7 @@ def test_the_newest_postgresql_of_debians_folders_is_taken(program: MakeProgram)
     assert discovery.find_postgres() == newest
 
 
-def test_initdb_is_found_beside_the_program_that_a_link_names(program: MakeProgram, tmp_path: Path) -> None:
+def test_initdb_is_found_in_the_folder_of_the_linked_program(program: MakeProgram, tmp_path: Path) -> None:
     server, initdb = program("pg/bin/postgres"), program("pg/bin/initdb")
     link = tmp_path / "path" / "postgres"
     link.parent.mkdir()

@@ -130,7 +130,7 @@ async def test_a_lease_lost_while_the_failing_one_is_searched_leaves_nothing_beh
 
 
 @pytest.mark.parametrize("how", ["run_batch", "run_each"])
-async def test_what_had_its_effect_is_not_run_again(batches: Batches, how: str) -> None:
+async def test_a_message_that_had_its_effect_is_not_run_again(batches: Batches, how: str) -> None:
     await batches.run(how)
     await batches.run(how)  # a second row of any would be an error
 

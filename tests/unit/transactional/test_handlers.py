@@ -260,13 +260,13 @@ def test_one_key_for_two_ways_in_is_shared(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("wrong", [Inbox, object(), None, 5])
-def test_what_is_no_inbox_is_refused(engine: Engine, wrong: Any) -> None:
+def test_an_object_that_is_not_an_inbox_is_refused(engine: Engine, wrong: Any) -> None:
     for make in (for_runtime, for_processor, for_rabbit):
         with pytest.raises(ConfigurationError, match="inbox must be"):
             make(write, engine=engine, inbox=wrong)
 
 
-def test_a_key_beside_an_inbox_object_is_refused(engine: Engine) -> None:
+def test_a_key_together_with_an_inbox_object_is_refused(engine: Engine) -> None:
     for make in (for_runtime, for_processor, for_rabbit):
         with pytest.raises(ConfigurationError, match="not both"):
             make(write, engine=engine, inbox=Inbox(), key=lambda _: "k")

@@ -28,7 +28,7 @@ def test_a_payload_comes_out_as_it_went_in(payload: dict[str, Any]) -> None:
         {"a": "x" * 200},
     ],
 )
-def test_what_json_would_change_or_cannot_say_is_refused_without_showing_it(payload: Any) -> None:
+def test_a_value_that_json_would_change_is_refused_and_not_shown(payload: Any) -> None:
     with pytest.raises(PayloadError) as caught:
         encode(payload, max_bytes=100)
 

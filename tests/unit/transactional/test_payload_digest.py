@@ -54,7 +54,7 @@ def test_only_two_different_digests_make_two_messages_of_one_id(
 
 
 # ------------------------------------------------------------------ ids that a server made
-def test_an_id_that_comes_again_with_another_payload_is_a_first_time(engine: Engine) -> None:
+def test_a_repeated_id_with_another_payload_is_a_first_time(engine: Engine) -> None:
     before, after, later = (a_message({"order": number}) for number in range(3))
 
     assert run(engine, before, after, later) == [True, True, True]
@@ -177,7 +177,7 @@ def test_two_messages_of_one_id_may_share_a_transaction(engine: Engine) -> None:
         assert (first, second) == (True, True)
 
 
-def test_a_digest_beside_none_in_one_transaction_is_an_error(engine: Engine) -> None:
+def test_a_digest_and_none_in_one_transaction_are_an_error(engine: Engine) -> None:
     with (
         pytest.raises(LifecycleError),
         DbSession(engine) as session,
@@ -213,7 +213,7 @@ def test_comparing_can_be_asked_for_and_refused(engine: Engine) -> None:
     assert run(engine, one, two, inbox=Inbox(compare_payload=False)) == [True, False]
 
 
-def test_what_has_no_bytes_is_compared_by_its_payload_where_asked_for() -> None:
+def test_a_message_without_bytes_is_compared_by_its_payload_on_request() -> None:
     key = InboxKey("s", "g", "k")
     one, same, other = (
         digest_of(QueueMessage("s", "g", "1-0", payload), key, compare=True)

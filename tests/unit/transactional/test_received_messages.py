@@ -29,7 +29,7 @@ def effects(engine: Engine) -> int:
 
 
 # ------------------------------------------------------------------ which messages are the same
-def test_an_entry_id_that_comes_again_is_recognised_under_the_runtime(engine: Engine) -> None:
+def test_a_repeated_entry_id_is_recognised_under_the_runtime(engine: Engine) -> None:
     handle = for_runtime(write, engine=engine)
 
     for raw in (b'{"n":1}', b'{"n":2}', b'{"n":1}', b'{"n":2}'):

@@ -366,7 +366,7 @@ def test_stop_finishes_the_batch_and_a_second_run_is_refused(engine: Engine, rec
             relay.run()
 
 
-def test_a_second_stop_ends_a_batch_that_goes_one_by_one(engine: Engine) -> None:
+def test_a_second_stop_ends_a_batch_that_is_published_one_by_one(engine: Engine) -> None:
     tried: list[int] = []
 
     class Breaking:

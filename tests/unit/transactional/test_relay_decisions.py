@@ -75,7 +75,7 @@ def test_a_row_that_is_not_due_holds_back_what_follows_it() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c"]), st.booleans()), max_size=30), st.randoms())
-def test_whatever_is_published_of_a_key_is_its_beginning(rows: list[tuple[bytes, bool]], rng: random.Random) -> None:
+def test_published_messages_of_a_key_are_its_first_ones(rows: list[tuple[bytes, bool]], rng: random.Random) -> None:
     messages = [a_message(seq, key, due=due) for seq, (key, due) in enumerate(rows)]
     heads = {min((one.seq for one in messages if one.key == key), default=-1) for key in (b"a", b"c")}
     rng.shuffle(messages)

@@ -124,7 +124,7 @@ async def test_the_wrong_form_says_which_one_to_write(engine: Engine, async_engi
 
 
 @pytest.mark.parametrize("wrong", [None, "session", Session, object()])
-def test_what_is_no_session_is_refused(wrong: Any) -> None:
+def test_an_object_that_is_not_a_session_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match="session must be"):
         Outbox().add(wrong, "ledger", {})
 

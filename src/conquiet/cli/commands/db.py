@@ -143,7 +143,7 @@ def status(
 
 @app.command()
 def purge(
-    older_than: Annotated[
+    older_than_s: Annotated[
         float, number_option("Age in seconds. No message may be delivered again after this time.", least=1)
     ],
     inbox: InboxTable = INBOX,
@@ -158,10 +158,10 @@ def purge(
     Exit codes: 0 done, 1 the database refused, 2 no database.
 
     Examples:
-        conquiet db purge --older-than 2592000
+        conquiet db purge --older-than-s 2592000
     """
     from conquiet.transactional import Inbox
 
     with open_database(db_url) as engine:
-        deleted = Inbox(inbox).purge(engine, older_than_s=older_than, batch=batch)
+        deleted = Inbox(inbox).purge(engine, older_than_s=older_than_s, batch=batch)
     typer.echo(f"{deleted} rows deleted")

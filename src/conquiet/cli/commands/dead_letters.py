@@ -122,7 +122,7 @@ def replay(
     where: Selection,
     everything: Everything = False,
     to: Annotated[str, typer.Option(help="Consumer group (or queue) to replay to, instead of the original one.")] = "",
-    rate: Annotated[float, number_option("Most messages per second; 0: no limit.")] = 0,
+    rate_per_s: Annotated[float, number_option("Most messages per second; 0: no limit.")] = 0,
     limit: Limit = 0,
     dry_run: DryRun = False,
     servers: ServerOptions,
@@ -137,7 +137,7 @@ def replay(
     --all, or no match.
 
     Examples:
-        conquiet dead-letters replay orders --error TimeoutError --rate 50 --dry-run
+        conquiet dead-letters replay orders --error TimeoutError --rate-per-s 50 --dry-run
 
         conquiet dead-letters replay orders --group processor --to processor-2
 
@@ -151,7 +151,7 @@ def replay(
             lambda dead_letters: dead_letters.replay(
                 chosen,
                 dry_run=dry_run,
-                rate_per_s=rate or None,
+                rate_per_s=rate_per_s or None,
                 limit=limit or None,
                 to=to or None,
                 on_progress=lambda so_far: show_completed(so_far.replayed),

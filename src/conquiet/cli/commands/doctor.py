@@ -56,7 +56,7 @@ def doctor(
     ] = 0,
     max_lag: Annotated[int, typer.Option(min=1, help="Most undelivered entries of a group.")] = 10_000,
     max_deliveries: Annotated[int, typer.Option(min=1, help="Most deliveries of an entry.")] = 10,
-    inbox_retention: Annotated[
+    inbox_retention_s: Annotated[
         float, number_option("Retention of inbox rows in your workers, in seconds.", least=1)
     ] = 2_592_000,
     notes: Annotated[bool, typer.Option("--notes", help="Also show informational findings.")] = False,
@@ -81,7 +81,7 @@ def doctor(
     if find_url(db_url, DB):
         plan = PoolPlan(pool, processes, hosts, concurrency) if pool else None
         wanted = connections or (0 if plan is None else plan.connections)
-        examinations["database"] = lambda: _database(db_url, redis_url, plan, wanted, inbox_retention)
+        examinations["database"] = lambda: _database(db_url, redis_url, plan, wanted, inbox_retention_s)
     if find_url(rabbit_url, RABBIT):
         examinations["rabbitmq"] = lambda: _rabbit(rabbit_url, rabbit_api, tuple(queue or ()))
     if not examinations:

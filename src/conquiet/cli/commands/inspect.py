@@ -24,7 +24,7 @@ def inspect(
     stream: Annotated[str, typer.Argument(help="One stream in detail; by default all streams.")] = "",
     pattern: Annotated[str, typer.Option(help="Only streams with a key that matches, e.g. 'shop:*'.")] = "*",
     limit: Annotated[int, typer.Option(min=1, help="Most streams.")] = 100,
-    watch: Annotated[float, number_option("Seconds between repetitions, until Ctrl-C.")] = 0,
+    watch_s: Annotated[float, number_option("Seconds between repetitions, until Ctrl-C.")] = 0,
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
@@ -39,16 +39,16 @@ def inspect(
     Examples:
         conquiet inspect
 
-        conquiet inspect orders --watch 2
+        conquiet inspect orders --watch-s 2
 
         conquiet inspect --pattern 'shop:*' --json
     """
     with open_redis(redis_url) as server:
         while True:
             _show(server, stream, pattern, limit, as_json=as_json)
-            if not watch:
+            if not watch_s:
                 return
-            time.sleep(watch)
+            time.sleep(watch_s)
             if sys.stdout.isatty() and not as_json:
                 make_console().clear()
 

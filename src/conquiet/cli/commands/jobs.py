@@ -38,8 +38,8 @@ class JobOptions:
 
     event: Annotated[str, typer.Option(help="Only jobs of this event.")] = ""
     only: Annotated[str, typer.Option("--id", help="Only the job with this id.")] = ""
-    older_than: Annotated[float, number_option("Only jobs emitted at least this many seconds ago.")] = 0
-    newer_than: Annotated[float, number_option("Only jobs emitted at most this many seconds ago.")] = 0
+    older_than_s: Annotated[float, number_option("Only jobs emitted at least this many seconds ago.")] = 0
+    newer_than_s: Annotated[float, number_option("Only jobs emitted at most this many seconds ago.")] = 0
     error: Annotated[str, typer.Option("--error", help="Only dead jobs with this error or reason.")] = ""
 
     def as_filter(self, *, key: str = "") -> "JobFilter":
@@ -49,8 +49,8 @@ class JobOptions:
         return JobFilter(
             event=self.event or None,
             id=self.only or None,
-            min_age_s=self.older_than or None,
-            max_age_s=self.newer_than or None,
+            min_age_s=self.older_than_s or None,
+            max_age_s=self.newer_than_s or None,
             error=self.error or None,
             key=key or None,
         )
@@ -80,7 +80,7 @@ def list_(
     Examples:
         conquiet jobs list orders --phase delayed --event mail.remind
 
-        conquiet jobs list orders --phase dead --error TimeoutError --older-than 3600 --json
+        conquiet jobs list orders --phase dead --error TimeoutError --older-than-s 3600 --json
     """
     chosen = where.as_filter(key=key)
     page: JobList = with_jobs(
@@ -144,7 +144,7 @@ def show(
 def cancel(
     stream: Stream,
     job_id: JobId,
-    wait: Annotated[float, number_option("Seconds to wait for the worker.")] = 10,
+    wait_s: Annotated[float, number_option("Seconds to wait for the worker.")] = 10,
     group: Group = "",
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
@@ -159,7 +159,7 @@ def cancel(
     Examples:
         conquiet jobs cancel orders 5f0c9a
     """
-    _report(stream, with_jobs(redis_url, stream, group, lambda jobs: jobs.cancel(job_id, timeout_s=wait)), as_json)
+    _report(stream, with_jobs(redis_url, stream, group, lambda jobs: jobs.cancel(job_id, timeout_s=wait_s)), as_json)
 
 
 @app.command("run-now")
@@ -180,7 +180,7 @@ def run_now(
 def reschedule(
     stream: Stream,
     job_id: JobId,
-    delay: Annotated[float, number_option("Seconds until the job is due.")],
+    delay_s: Annotated[float, number_option("Seconds until the job is due.")],
     group: Group = "",
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
@@ -190,10 +190,10 @@ def reschedule(
     Exit codes: 0 done, 1 the job is not delayed, 2 no server or no such job.
 
     Examples:
-        conquiet jobs reschedule orders 5f0c9a --delay 86400
+        conquiet jobs reschedule orders 5f0c9a --delay-s 86400
     """
-    report = with_jobs(redis_url, stream, group, lambda jobs: jobs.reschedule(job_id, delay_s=delay))
-    _report(stream, report, as_json, moved=f"is due in {delay:g} s")
+    report = with_jobs(redis_url, stream, group, lambda jobs: jobs.reschedule(job_id, delay_s=delay_s))
+    _report(stream, report, as_json, moved=f"is due in {delay_s:g} s")
 
 
 @app.command()

@@ -25,8 +25,8 @@ def bulk(
     phase: Annotated[JobPhaseName, typer.Option("--phase", "-p", help="Phase of the jobs. Required.")],
     where: JobOptions,
     everything: Annotated[bool, typer.Option("--all", help="All jobs of the phase.")] = False,
-    delay: Annotated[float, number_option("For reschedule: seconds until the jobs are due.")] = 0,
-    rate: Annotated[float, number_option("Most jobs per second; 0: no limit.")] = 0,
+    delay_s: Annotated[float, number_option("For reschedule: seconds until the jobs are due.")] = 0,
+    rate_per_s: Annotated[float, number_option("Most jobs per second; 0: no limit.")] = 0,
     limit: Annotated[int, typer.Option(min=0, help="Most jobs; 0: no limit.")] = 0,
     name: Annotated[str, typer.Option(help="Name of the run. The same command with this name resumes the run.")] = "",
     dry_run: DryRun = False,
@@ -45,12 +45,12 @@ def bulk(
     Examples:
         conquiet jobs bulk cancel orders --phase delayed --event mail.remind --dry-run
 
-        conquiet jobs bulk retry orders --phase dead --error TimeoutError --rate 50 --name monday
+        conquiet jobs bulk retry orders --phase dead --error TimeoutError --rate-per-s 50 --name monday
     """
     chosen = where.as_filter()
     if everything != chosen.is_empty:
         raise CommandError(
-            "choose the jobs", fix="give --event, --id, --older-than, --newer-than or --error, or --all alone"
+            "choose the jobs", fix="give --event, --id, --older-than-s, --newer-than-s or --error, or --all alone"
         )
     with progress("read") as show_completed:
         report: BulkReport = with_jobs(
@@ -63,8 +63,8 @@ def bulk(
                 chosen,
                 name=name or None,
                 dry_run=dry_run,
-                delay_s=delay if action is BulkAction.RESCHEDULE else None,
-                rate_per_s=rate or None,
+                delay_s=delay_s if action is BulkAction.RESCHEDULE else None,
+                rate_per_s=rate_per_s or None,
                 limit=limit or None,
                 on_progress=lambda so_far: show_completed(so_far.scanned),
             ),

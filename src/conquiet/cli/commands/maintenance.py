@@ -22,7 +22,7 @@ class PendingOptions:
     """The options that choose pending entries."""
 
     consumer: Annotated[str, typer.Option(help="Only entries of this consumer.")] = ""
-    min_idle: Annotated[float, number_option("Only entries idle for at least this many seconds.")] = 0
+    min_idle_s: Annotated[float, number_option("Only entries idle for at least this many seconds.")] = 0
     min_deliveries: Annotated[int, typer.Option(min=0, help="Only entries with at least this many deliveries.")] = 0
     dead_owners: Annotated[bool, typer.Option("--dead-owners", help="Only entries of owners that are proved dead.")] = (
         False
@@ -35,7 +35,7 @@ class PendingOptions:
 
         return PendingFilter(
             consumer=self.consumer,
-            min_idle_s=self.min_idle,
+            min_idle_s=self.min_idle_s,
             min_deliveries=self.min_deliveries,
             dead_owners_only=self.dead_owners,
             limit=self.limit,
@@ -58,7 +58,7 @@ def pending(
     Exit codes: 0 shown, 2 no server or no such stream or group.
 
     Examples:
-        conquiet pending orders billing --min-idle 60
+        conquiet pending orders billing --min-idle-s 60
 
         conquiet pending orders billing --dead-owners --json
     """
@@ -121,7 +121,7 @@ def _warn_about_unproved(server: "RedisAdmin", stream: str, group: str, *, dead_
             entries = sum(one.pending for one in unproved)
             typer.echo(
                 f"conquiet: left out {entries} entries of {len(unproved)} consumers that may be dead or alive; this "
-                "server cannot prove it. Choose by --consumer or --min-idle instead",
+                "server cannot prove it. Choose by --consumer or --min-idle-s instead",
                 err=True,
             )
 
@@ -131,7 +131,7 @@ def remove_consumer(
     group: Group,
     consumer: Annotated[str, typer.Argument(help="The consumer to remove.")],
     new_owner: Annotated[str, typer.Option(help="Consumer that receives its pending entries.")] = "",
-    min_idle: Annotated[float, number_option("Seconds without a read after which it counts as dead.")] = 60,
+    min_idle_s: Annotated[float, number_option("Seconds without a read after which it counts as dead.")] = 60,
     force: Annotated[
         bool, typer.Option("--force", help="Skip the proof of death. Use only after stopping the consumer.")
     ] = False,
@@ -140,7 +140,7 @@ def remove_consumer(
 ) -> None:
     """Delete a consumer that is proved dead, after its pending entries were transferred to a new owner.
 
-    A liveness key proves that a worker is alive. Without a key, --min-idle seconds without a read prove its death on
+    A liveness key proves that a worker is alive. Without a key, --min-idle-s seconds without a read prove its death on
     Redis 7.2 or newer and on Valkey. Older servers prove no death: stop the consumer, then give --force.
 
     Exit codes: 0 removed, 1 refused (alive, not proved dead, or pending entries and no new owner), 2 no server or no
@@ -154,14 +154,14 @@ def remove_consumer(
     from conquiet.management import remove_consumer as run
 
     with open_redis(redis_url) as server:
-        done = run(server, stream, group, consumer, new_owner=new_owner, min_idle_s=min_idle, force=force)
+        done = run(server, stream, group, consumer, new_owner=new_owner, min_idle_s=min_idle_s, force=force)
     transferred = f"; {done.transferred} entries went to {done.new_owner}" if done.transferred else ""
     print_result(done.as_dict(), f"{done.consumer} removed{transferred}", as_json=as_json)
 
 
 def trim(
     stream: Stream,
-    older_than: Annotated[float, number_option("Keep entries younger than this many seconds.")] = 0,
+    older_than_s: Annotated[float, number_option("Keep entries younger than this many seconds.")] = 0,
     dry_run: DryRun = False,
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
@@ -171,14 +171,14 @@ def trim(
     Exit codes: 0 done, 1 refused (the stream has no group), 2 no server or no such stream.
 
     Examples:
-        conquiet trim orders --older-than 86400
+        conquiet trim orders --older-than-s 86400
 
         conquiet trim orders --dry-run
     """
     from conquiet.management import trim as run
 
     with open_redis(redis_url) as server:
-        done = run(server, stream, older_than_s=older_than or None, dry_run=dry_run)
+        done = run(server, stream, older_than_s=older_than_s or None, dry_run=dry_run)
     if dry_run:
         sentence = f"entries before {done.below_id} are not needed by any group; {done.length} entries are there"
     else:

@@ -28,7 +28,7 @@ def emit(
         str, typer.Option("--id", help="Message id. A second message with the same id is not emitted.")
     ] = "",
     key: Annotated[str, typer.Option(help="Messages with the same key run one at a time, in order.")] = "",
-    delay: Annotated[float, number_option("Seconds until the message is due.")] = 0,
+    delay_s: Annotated[float, number_option("Seconds until the message is due.")] = 0,
     redis_url: RedisUrl = "",
     as_json: AsJson = False,
 ) -> None:
@@ -39,7 +39,7 @@ def emit(
     Exit codes: 0 emitted (or a duplicate of that id), 1 a line was refused, 2 no server, wrong key, or no JSON object.
 
     Examples:
-        conquiet emit mail.send '{"to": 17}' --stream mails --delay 60
+        conquiet emit mail.send '{"to": 17}' --stream mails --delay-s 60
 
         conquiet emit order.created @orders.jsonl --stream orders --key customer-7
     """
@@ -63,7 +63,7 @@ def emit(
         emitter = PartitionedEmitter(client, stream) if is_partitioned else Emitter(client, stream)
         async for batch in LineBatcher(read_payloads(data), size=_BATCH).batches_async():
             messages = [
-                NewMessage(event, one, id=message_id or None, delay_s=delay or None, key=key or None) for one in batch
+                NewMessage(event, one, id=message_id or None, delay_s=delay_s or None, key=key or None) for one in batch
             ]
             emitted.extend(await emitter.emit_many(messages))
             show_completed(len(emitted))

@@ -7,7 +7,7 @@ orders are held back until all faults are injected. A fault is due when its shar
 from collections.abc import Iterator
 
 from conquiet.cli.demo.plan import DemoPlan
-from conquiet.cli.demo.shared_state import ALL, ControlState, SharedState, State
+from conquiet.cli.demo.shared_state import ALL, ControlState, DemoWorkerState, SharedState
 from conquiet.cli.demo.view import DemoSnapshot
 from conquiet.cli.demo.workers import WorkerProcesses
 from conquiet.testing import RedisServer
@@ -42,7 +42,7 @@ class SingleKill:
             if snapshot.handled >= self._at or snapshot.drained:
                 state.command = ControlState(ALL, freeze=self._victim)
                 self._asked = True
-        elif snapshot.workers[self._victim].state is State.FROZEN:
+        elif snapshot.workers[self._victim].state is DemoWorkerState.FROZEN:
             yield from self._kill(snapshot, workers, state)
         elif snapshot.drained:
             self._leave_the_rest_to_the_victim(snapshot, state)
@@ -68,7 +68,7 @@ class SingleKill:
             state.command = closed  # the next snapshot shows which workers have read it
             return
         others = [worker for row, worker in enumerate(snapshot.workers) if row != self._victim]
-        self.releases_last_orders = all(worker.state is State.WAITING for worker in others)
+        self.releases_last_orders = all(worker.state is DemoWorkerState.WAITING for worker in others)
 
     def _aftermath(self, snapshot: DemoSnapshot) -> Iterator[str]:
         if snapshot.recovered > self._recovered:

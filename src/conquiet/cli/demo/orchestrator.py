@@ -11,7 +11,7 @@ from redis import Redis
 from conquiet.cli.demo.environment import GROUP, DemoEnvironment
 from conquiet.cli.demo.fault_injection import FaultInjection, make_fault_injection
 from conquiet.cli.demo.plan import DemoPlan
-from conquiet.cli.demo.shared_state import ALL, ControlState, DemoWorkerRow, SharedState, State
+from conquiet.cli.demo.shared_state import ALL, ControlState, DemoWorkerRow, DemoWorkerState, SharedState
 from conquiet.cli.demo.summary import Summary
 from conquiet.cli.demo.view import DemoSnapshot, DemoView, WorkerLine
 from conquiet.cli.demo.worker import BATCH, WorkerSettings
@@ -101,7 +101,7 @@ class Orchestrator:
         while True:
             snapshot = self._take_snapshot(queue, state, workers)
             self._view.show(snapshot)
-            if all(worker.state is State.WAITING for worker in snapshot.workers):
+            if all(worker.state is DemoWorkerState.WAITING for worker in snapshot.workers):
                 break
             # Wait while a worker starts, but not if one has ended.
             self._check_progress(snapshot, workers, 0.0 if workers.ended() else _START_S)

@@ -16,7 +16,7 @@ NONE = -1
 ALL = -2
 
 
-class State(IntEnum):
+class DemoWorkerState(IntEnum):
     """State of a worker."""
 
     STARTING = 0
@@ -46,7 +46,7 @@ class DemoWorkerRow(NamedTuple):
     """One worker's counters, over all its processes."""
 
     pid: int = 0
-    state: int = State.STARTING
+    state: int = DemoWorkerState.STARTING
     handled: int = 0
     duplicates: int = 0
     recovered: int = 0

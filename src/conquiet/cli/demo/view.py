@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from conquiet.cli.demo.shared_state import DemoWorkerRow, State
+from conquiet.cli.demo.shared_state import DemoWorkerRow, DemoWorkerState
 from conquiet.cli.demo.summary import Summary
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ class WorkerLine:
     row: DemoWorkerRow
 
     @property
-    def state(self) -> State:
+    def state(self) -> DemoWorkerState:
         """Its state, or its last state before it was killed."""
-        return State(self.row.state)
+        return DemoWorkerState(self.row.state)
 
     @property
     def status(self) -> str:

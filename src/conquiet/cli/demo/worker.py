@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from redis import Redis
 
-from conquiet.cli.demo.shared_state import DemoWorkerRow, SharedState, State
+from conquiet.cli.demo.shared_state import DemoWorkerRow, DemoWorkerState, SharedState
 from conquiet.cli.demo.store import Store, open_engine
 from conquiet.cli.stdio import call_at_end_of_input
 from conquiet.config import QueueConfig
@@ -80,7 +80,7 @@ class DemoWorker:
         self._ended = ended
         # A worker that is restarted under the same name continues its counters.
         before = state.read(settings.row)
-        self._row = before._replace(pid=os.getpid(), state=State.STARTING, in_flight=0)
+        self._row = before._replace(pid=os.getpid(), state=DemoWorkerState.STARTING, in_flight=0)
         self._next_claim_s = 0.0
 
     def run(self) -> None:
@@ -94,24 +94,24 @@ class DemoWorker:
                 self._take(stale, recovered=len(stale))
             else:
                 self._take(self._queue.read(_BLOCK_MS, BATCH), recovered=0)
-        self._write_row(self._row._replace(state=State.DONE))
+        self._write_row(self._row._replace(state=DemoWorkerState.DONE))
 
     def _wait_for_permission(self) -> bool:
         """Wait until the orchestrator allows reading; False when it has closed the pipe."""
         while not self._ended.is_set():
             if self._is_allowed():
-                self._set_state(State.WORKING)
+                self._set_state(DemoWorkerState.WORKING)
                 # Checked again after the change of the row: the command may have changed while the row was WAITING.
                 if self._is_allowed():
                     return True
-            self._set_state(State.WAITING)
+            self._set_state(DemoWorkerState.WAITING)
             self._ended.wait(_POLL_S)
         return False
 
     def _is_allowed(self) -> bool:
         return self._state.command.allows(self._settings.row)
 
-    def _set_state(self, state: State) -> None:
+    def _set_state(self, state: DemoWorkerState) -> None:
         if self._row.state != state:
             self._write_row(self._row._replace(state=state))
 
@@ -141,7 +141,7 @@ class DemoWorker:
         self._write_row(self._row._replace(in_flight=self._row.in_flight - 1))
 
     def _freeze(self) -> None:
-        self._write_row(self._row._replace(state=State.FROZEN))
+        self._write_row(self._row._replace(state=DemoWorkerState.FROZEN))
         self._ended.wait()  # or SIGKILL
 
     def _write_row(self, row: DemoWorkerRow) -> None:

@@ -93,7 +93,7 @@ class Endpoints:
     """
 
     def __init__(self, host: str, port: int, paths: Paths) -> None:
-        class Handler(BaseHTTPRequestHandler):
+        class RequestHandler(BaseHTTPRequestHandler):
             timeout = _IDLE_TIMEOUT_S
 
             def do_GET(self) -> None:
@@ -109,7 +109,7 @@ class Endpoints:
                 """Log nothing: probes come every few seconds."""
 
         try:
-            self._server = BoundedServer((host, port), Handler)
+            self._server = BoundedServer((host, port), RequestHandler)
         except OSError as error:
             raise CommandError(
                 f"port {port} on {host} cannot be used ({error.strerror})",

@@ -44,7 +44,7 @@ class Decision:
 
 
 class RestartPolicy:
-    """Remembers the crashes of one process slot.
+    """Remembers the crashes of one process and of its replacements.
 
     Args:
         wait_s: How long to wait for a server that cannot be reached at the start. An exit for this reason is not a

@@ -211,7 +211,7 @@ class ProcessSupervisor:
             if reason:
                 report(f"process {process.pid} {reason}; replacing it")
                 self._recycled, worker.draining = worker, True
-                worker.kill_at_s = now_s + self._settings.grace
+                worker.kill_at_s = now_s + self._settings.grace_s
                 process.send_signal(signal.SIGTERM)
                 return
 
@@ -294,7 +294,7 @@ class ProcessSupervisor:
     def _drain(self, code: int, handlers: TerminationHandlers) -> int:
         notify_systemd("STOPPING=1")
         if running := sum(worker.is_running for worker in self._workers):
-            report(f"draining: {running} processes have {self._settings.grace:g} s to end")
+            report(f"draining: {running} processes have {self._settings.grace_s:g} s to end")
         self._terminate()
         self._wait()
         exits = [process.returncode for process in self._processes()]
@@ -310,7 +310,7 @@ class ProcessSupervisor:
                 worker.process.send_signal(signal.SIGTERM)
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + self._settings.grace
+        deadline = time.monotonic() + self._settings.grace_s
         for process in self._processes():
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
@@ -319,7 +319,7 @@ class ProcessSupervisor:
                 process.wait()
 
     def _kill(self, process: "subprocess.Popen[bytes]") -> None:
-        report(f"process {process.pid} did not end within {self._settings.grace:g} s and is killed")
+        report(f"process {process.pid} did not end within {self._settings.grace_s:g} s and is killed")
         process.kill()
 
     def _clean_up(self) -> None:

@@ -17,7 +17,7 @@ class SupervisorSettings:
     concurrency: Annotated[
         int, typer.Option(min=0, max=1_000_000, help="Most concurrent handlers in each process; 0: as in the code.")
     ] = 0
-    grace: Annotated[float, number_option("Seconds a process may take to end after SIGTERM.")] = 28.0
+    grace_s: Annotated[float, number_option("Seconds a process may take to end after SIGTERM.")] = 28.0
     only: Annotated[
         list[AppPart] | None,
         typer.Option("--only", help="Run only this part of an App. Repeatable."),
@@ -36,11 +36,11 @@ class SupervisorSettings:
         int,
         typer.Option("--max-rss", min=0, max=2**40, help="MiB of memory above which a process is replaced; 0: never."),
     ] = 0
-    max_age: Annotated[float, number_option("Seconds after which a process is replaced; 0: never.")] = 0
+    max_age_s: Annotated[float, number_option("Seconds after which a process is replaced; 0: never.")] = 0
     log_level: LogLevel = "info"
     target: str = ""
 
     @property
     def limits(self) -> RecycleLimits:
         """Limits at which a process is replaced."""
-        return RecycleLimits(max_messages=self.max_messages, max_rss_mb=self.max_rss, max_age_s=self.max_age)
+        return RecycleLimits(max_messages=self.max_messages, max_rss_mb=self.max_rss, max_age_s=self.max_age_s)

@@ -8,7 +8,7 @@
     ConquietBackend        a backend for django.tasks, for Django 6                           backend.py
     "conquiet.contrib.django" in INSTALLED_APPS creates the tables by "migrate"               migrations/
 
-See docs/decisions/0042.
+See docs/decisions/0024.
 """
 
 from conquiet.core.extras import require_extra

@@ -15,7 +15,7 @@ In a worker, a handler that uses the ORM has a ``DjangoTransaction`` parameter, 
 Errors of Django's database layer become conquiet's here: a lost connection is an ``InfrastructureError``, a lost reply
 to COMMIT a ``CommitUnknownError``.
 
-See docs/decisions/0042.
+See docs/decisions/0024.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -8,7 +8,7 @@ from conquiet.dashboard.actions import ActionRoute, Result, named_stream
 from conquiet.dashboard.forms import Form
 from conquiet.dashboard.views import NotShownError, Page, Values, View, link
 from conquiet.errors import NoSuchStreamError
-from conquiet.management.history import HistorySpan, quantile, read_history
+from conquiet.management.history import HistoryRange, quantile, read_history
 from conquiet.management.overview import describe_stream
 from conquiet.management.pauses import pause_stream, resume_stream
 from conquiet.management.pending import PendingFilter, list_pending
@@ -22,7 +22,7 @@ async def stream(view: View) -> Values:
     """Return everything about one stream."""
     key = view.stream()
     servers = view.parts.servers
-    span = next((one for one in HistorySpan if one.value == view.text("span")), HistorySpan.HOUR)
+    span = next((one for one in HistoryRange if one.value == view.text("span")), HistoryRange.HOUR)
 
     def read(admin: RedisAdmin) -> Values:
         report = describe_stream(admin, key)
@@ -44,7 +44,7 @@ async def stream(view: View) -> Values:
     return found | {
         "token": view.text("stream"),
         "span": span,
-        "spans": list(HistorySpan),
+        "spans": list(HistoryRange),
         "snapshot": fleet.get(key),
         "flow": fleet.flow_of(key),
         "ok": sum(point.ok for point in found["history"].points),

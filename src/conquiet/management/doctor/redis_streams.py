@@ -47,7 +47,7 @@ def check_dead_consumers(facts: RedisFacts) -> Iterator[Finding]:
                     f"{len(unknown)} consumers {place}, hold {entries:,} entries and may be dead",
                     "before Redis 7.2 the server cannot distinguish a dead consumer from a live one that gets nothing",
                     "if they are stopped, start a worker that claims, or: conquiet reclaim "
-                    f"{key} {name} --min-idle {max(1, int(facts.limits.alive_s))}",
+                    f"{key} {name} --min-idle-s {max(1, int(facts.limits.alive_s))}",
                 )
 
 

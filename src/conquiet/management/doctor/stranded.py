@@ -58,5 +58,5 @@ def check_stranded(facts: "RedisFacts") -> Iterator[Finding]:
             f"{one.entries:,} entries that it has not touched for up to {one.idle_s:,.0f} s",
             "their handler most likely failed; the consumer reads only new entries, and these wait until recovered",
             f"run(recover=True) in that consumer, a process with run_claim_stale(), or: conquiet reclaim {stream} "
-            f"{group} --min-idle {facts.limits.max_idle_s:.0f}",
+            f"{group} --min-idle-s {facts.limits.max_idle_s:.0f}",
         )

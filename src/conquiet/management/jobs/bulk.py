@@ -6,7 +6,7 @@ changed already: each change is one script that applies once.
 
 Jobs emitted after the start of the run are not changed.
 
-See docs/decisions/0047.
+See docs/decisions/0046.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Opening ``personalInfo``: NaCl crypto_box, the nonce beside the payload, everything in unpadded base64url.
+"""Decrypt ``personalInfo``: NaCl crypto_box, with the nonce in a separate field; every value is unpadded base64url.
 
-Two ways to fail that must not be mixed up. A payload that does not authenticate is a broken *message*. A key that we do
-not have is a broken *deployment*: every further message would fail too, so it is fatal and nothing is acknowledged.
+A payload that does not authenticate is an error of the *message*. A key that the store does not have is an error of the
+*deployment*: every further message would fail too, so it is fatal and nothing is acknowledged.
 
 PyNaCl is imported when a box is first opened: without a key store it is not needed.
 
@@ -23,7 +23,7 @@ from conquiet.rabbit.proca.keystore import KEY_BYTES, KeyStore, from_base64url
 if TYPE_CHECKING:
     from nacl.public import Box
 
-# Boxes are kept because the shared secret is the costly part; senders are few.
+# Boxes are cached: computing the shared secret is expensive, and there are few senders.
 _BOXES: Final = 256
 
 _MALFORMED: Final = Unreadable("personalInfo is malformed")
@@ -40,11 +40,11 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class KeyFault:
-    """The key store cannot serve this message: a fault of the configuration, and fatal.
+    """The key store has no usable key for this message: an error of the configuration, and fatal.
 
     Attributes:
-        public: The public key that was asked for (public by nature, cut and escaped).
-        reason: What is wrong with it.
+        public: The requested public key, shortened and escaped. It is not a secret.
+        reason: Why it cannot be used.
     """
 
     public: str
@@ -52,7 +52,7 @@ class KeyFault:
 
 
 class Decryptor:
-    """Opens personal data with the keys of one store."""
+    """Decrypts personal data with the keys of one store."""
 
     __slots__ = ("_box", "_store")
 
@@ -62,7 +62,7 @@ class Decryptor:
         self._box = lru_cache(maxsize=_BOXES)(self._make_box)
 
     def open(self, info: Mapping[str, Any]) -> Opened | Unreadable | KeyFault:
-        """Return the decrypted fields, or why there are none."""
+        """Return the decrypted fields, or the reason why there are none."""
         parts = _parts(info)
         if parts is None:
             return _MALFORMED
@@ -91,11 +91,11 @@ class Decryptor:
             return KeyFault(shown, "the key store's private key is not 32 bytes")
         private = PrivateKey(secret)
         if bytes(private.public_key) != from_base64url(encrypt_public):
-            # Otherwise each message would look tampered with and be dead-lettered, one by one.
+            # Otherwise every message would fail to authenticate and be dead-lettered.
             return KeyFault(shown, "the key store's private key belongs to another public key")
         try:
             return Box(private, PublicKey(sign_key))
-        except NaClRuntimeError:  # a sender's key of low order: no shared secret can come of it
+        except NaClRuntimeError:  # a sender's key of low order has no shared secret
             return _MALFORMED
 
     def __repr__(self) -> str:
@@ -103,7 +103,7 @@ class Decryptor:
 
 
 def _parts(info: Mapping[str, Any]) -> tuple[str, bytes, bytes, bytes] | None:
-    """Take the four pieces out of ``personalInfo``; None when one is missing or misshapen."""
+    """Return the four parts of ``personalInfo``; None if one is missing or malformed."""
     from nacl.bindings import crypto_box_NONCEBYTES as nonce_bytes
 
     encrypt, sign = info.get("encryptKey"), info.get("signKey")

@@ -25,8 +25,8 @@ _MAX_FILE_BYTES: Final = 4 * 1_048_576
 class KeyStore(Protocol):
     """Finds the private key that belongs to a public one.
 
-    Implementations promise: no I/O that can block for long (it is asked on the way of every encrypted message), and no
-    private key in their ``repr``.
+    An implementation must not block for long, because it is called for every encrypted message, and must not show a
+    private key in its ``repr``.
     """
 
     def private_key(self, public: str) -> bytes | None:
@@ -63,7 +63,7 @@ class MemoryKeyStore(_HeldKeys):
         keys: ``{"<public>": "<private>"}``, or ``{"<public>": {"private": "<private>"}}``.
 
     Raises:
-        ConfigurationError: It is not such a mapping. The text names the source, never a key.
+        ConfigurationError: The keys have another form. The text names the source, never a key.
     """
 
     __slots__ = ()
@@ -74,7 +74,7 @@ class MemoryKeyStore(_HeldKeys):
 
     @classmethod
     def from_text(cls, text: str, *, source: str = "a text with keys") -> Self:
-        """Read keys from a text of JSON."""
+        """Read keys from a JSON text."""
         if not isinstance(text, str):
             raise ConfigurationError(f"{source} must be a text of JSON")
         store = cls({})
@@ -93,12 +93,12 @@ class MemoryKeyStore(_HeldKeys):
 class FileKeyStore(_HeldKeys):
     """Keys from a JSON file ``{"<public>": {"private": "<private>"}}``, base64url without padding.
 
-    Read once, when built. The file must be a regular file of our own user with mode 0600 (or stricter).
+    It is read once, at construction. The file must be a regular file of the current user with mode 0600 (or stricter).
 
     Args:
         path: The file.
-        secret_volume: The file is in a Secret volume of Kubernetes: a symbolic link into ``..data`` beside it, owned by
-            root or by our own user, perhaps readable by the group. Others may not read it and the group may not write.
+        secret_volume: The file is in a Secret volume of Kubernetes: a symbolic link into the folder ``..data``, owned
+            by root or by our user, perhaps readable by the group. Others may not read it and the group may not write.
 
     Raises:
         ConfigurationError: The file is missing, unsafe or not a key file. The text names the path, never a key.
@@ -115,9 +115,9 @@ class FileKeyStore(_HeldKeys):
 
 
 def from_base64url(text: object) -> bytes | None:
-    """Decode base64url, padded or not. None for anything that is not exactly that."""
+    """Decode base64url with or without padding. Return None for any other text."""
     if not isinstance(text, str) or _BASE64URL.fullmatch(text) is None:
-        return None  # b64decode would also take the other alphabet, with + and /
+        return None  # b64decode also accepts the other alphabet, with + and /
     bare = text.rstrip("=")
     try:
         return base64.b64decode(bare + "=" * (-len(bare) % 4), altchars=b"-_", validate=True)
@@ -126,7 +126,7 @@ def from_base64url(text: object) -> bytes | None:
 
 
 def _read_from_volume(path: Path) -> bytes:
-    """Read ``path`` as the kubelet lays it out: ``keys.json -> ..data/keys.json``, ``..data -> ..2026_11_16…``."""
+    """Read a file of a Secret volume: ``keys.json -> ..data/keys.json``, ``..data -> ..2026_11_16…``."""
     try:
         real = path.resolve(strict=True)
         folder = path.parent.resolve(strict=True)
@@ -139,15 +139,15 @@ def _read_from_volume(path: Path) -> bytes:
 
 def _read_safely(path: Path, *, owners: tuple[int, ...] | None = None, forbidden: int = 0o177) -> bytes:
     try:
-        # NOFOLLOW refuses a link as the last part of the path; NONBLOCK keeps a named pipe from hanging us.
+        # NOFOLLOW refuses a link as the last part of the path; with NONBLOCK opening a named pipe does not block.
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except (OSError, ValueError) as error:  # the latter for a name that no file can have
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         hint = "; in a Secret volume of Kubernetes say secret_volume=True" if _is_volume(path) else ""
         raise ConfigurationError(
             f"key file {str(path)!a} cannot be opened; it must exist, be readable and not be a symbolic link{hint}"
         ) from error
     try:
-        facts = os.fstat(handle)  # of what we hold open, not of whatever the path names by now
+        facts = os.fstat(handle)  # of the open file: the path may name another one meanwhile
         if not stat.S_ISREG(facts.st_mode):
             raise ConfigurationError(f"key file {path} is not a regular file")
         if facts.st_uid not in (owners or (os.geteuid(),)):
@@ -179,7 +179,7 @@ def _parse(content: bytes, source: str) -> dict[str, bytes]:
     try:
         entries: Any = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        entries = None  # the parser's error would quote the file: it is not chained
+        entries = None  # the parser's error is not chained, because it quotes the file
     return _keys_of(entries, source)
 
 

@@ -5,7 +5,7 @@ from typing import Any, Final, Literal, NotRequired, TypedDict
 ACTION_V2: Final = "proca:action:2"
 EVENT_V2: Final = "proca:event:2"
 
-# Where each nested object finds its id.
+# Path of the id of each nested object.
 ACTION_IDS: Final = {"campaign": "campaignId", "action": "actionId", "org": "orgId", "actionPage": "actionPageId"}
 EVENT_IDS: Final = {"campaign": "campaignId", "action": "actionId", "actionPage": "actionPageId"}
 

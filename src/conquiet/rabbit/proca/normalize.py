@@ -1,8 +1,7 @@
-"""Copy ids to where they are convenient, and merge personal data into the contact. Pure: the input is never changed.
+"""Copy ids to where the syncer expects them, and merge personal data into the contact. Pure: the input is not changed.
 
-SPEC(004 §3). A nested object that is missing stays missing; an id that is missing is not invented. A message is refused
-only if one of its objects cannot be read as one: a new field in the sender's next release must not dead-letter a day of
-messages.
+SPEC(004 §3). A missing nested object and a missing id stay missing. A message is refused only if one of its objects
+cannot be read as one: a new field in the sender's next release must not dead-letter a day of messages.
 """
 
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ def normalize_event(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def merge_contact(message: dict[str, Any], personal: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the message with ``personal`` laid over its contact: decrypted values win."""
+    """Return the message with ``personal`` merged into its contact; decrypted values replace others."""
     return message | {"contact": (message.get("contact") or {}) | dict(personal)}
 
 

@@ -1,4 +1,4 @@
-"""Sealing ``personalInfo``: the other side of ``decrypt``, for producers and tests.
+"""Encrypt ``personalInfo``: the reverse of ``decrypt``, for producers and tests.
 
 The box is NaCl ``crypto_box`` (X25519, XSalsa20-Poly1305) over the fields as one JSON object in UTF-8:
 
@@ -25,13 +25,13 @@ def seal(
     """Return ``fields`` encrypted as the ``personalInfo`` of an action.
 
     Args:
-        fields: What the recipient finds in ``contact``: anything JSON can hold.
-        recipient_public: The recipient's public key as base64url, as it stands in a key file.
+        fields: The personal data, which the recipient gets in ``contact``: any JSON object.
+        recipient_public: The recipient's public key as base64url, as in a key file.
         sender_private: The sender's private key: 32 bytes, or their base64url.
-        nonce: 24 bytes that are never used twice with the same keys. None makes random ones: right but for tests.
+        nonce: 24 bytes that are never used twice with the same keys. None: random bytes; only tests pass a value.
 
     Raises:
-        ConfigurationError: A key or the nonce is misshapen, or JSON cannot hold the fields. No value is quoted.
+        ConfigurationError: A key or the nonce is malformed, or the fields are not JSON. No value is quoted.
     """
     require_extra("rabbit", "nacl")
     from nacl.bindings import crypto_box_NONCEBYTES as nonce_bytes

@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-from conquiet.cli.demo.shared_state import ALL, NONE, ControlState, DemoWorkerRow, SharedState, State
+from conquiet.cli.demo.shared_state import ALL, NONE, ControlState, DemoWorkerRow, DemoWorkerState, SharedState
 
 
 def test_the_shared_state_survives_its_writer(tmp_path: Path) -> None:
     state = SharedState.create(tmp_path / "state", 2)
     other = SharedState(tmp_path / "state")
-    other.write(1, DemoWorkerRow(pid=7, state=State.WORKING, handled=5, in_flight=2))
+    other.write(1, DemoWorkerRow(pid=7, state=DemoWorkerState.WORKING, handled=5, in_flight=2))
     other.close()
 
-    assert state.read(1) == DemoWorkerRow(7, State.WORKING, 5, 0, 0, 2)
+    assert state.read(1) == DemoWorkerRow(7, DemoWorkerState.WORKING, 5, 0, 0, 2)
     assert state.read(0) == DemoWorkerRow()
     state.close()
 

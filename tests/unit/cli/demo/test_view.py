@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from conquiet.cli.demo.shared_state import DemoWorkerRow, State
+from conquiet.cli.demo.shared_state import DemoWorkerRow, DemoWorkerState
 from conquiet.cli.demo.summary import Summary
 from conquiet.cli.demo.view import DemoSnapshot, DemoView, LiveView, WorkerLine
 
@@ -20,8 +20,10 @@ def a_summary(**changed: Any) -> Summary:
 
 
 def a_snapshot(elapsed_s: float = 1.0, handled: int = 5) -> DemoSnapshot:
-    worker = WorkerLine("worker-1", alive=True, row=DemoWorkerRow(77, State.WORKING, handled, recovered=1, in_flight=2))
-    dead = WorkerLine("worker-2", alive=False, row=DemoWorkerRow(78, State.FROZEN, handled=3, in_flight=4))
+    worker = WorkerLine(
+        "worker-1", alive=True, row=DemoWorkerRow(77, DemoWorkerState.WORKING, handled, recovered=1, in_flight=2)
+    )
+    dead = WorkerLine("worker-2", alive=False, row=DemoWorkerRow(78, DemoWorkerState.FROZEN, handled=3, in_flight=4))
     return DemoSnapshot(10, elapsed_s, handled, pending=6, waiting=1, recovered=1, workers=(worker, dead))
 
 

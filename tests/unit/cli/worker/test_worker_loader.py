@@ -96,7 +96,7 @@ def test_a_worker_a_list_and_a_function_can_be_run(shop: str, path: str, count: 
         ("{shop}_imports_typo:x", r"SyntaxError at its import \(shop_[0-9a-f]+_typo\.py, line 3\)"),
     ],
 )
-def test_what_cannot_be_run_is_named_without_the_text_of_its_error(shop: str, target: str, complaint: str) -> None:
+def test_a_target_that_cannot_run_is_named_without_its_error_text(shop: str, target: str, complaint: str) -> None:
     with pytest.raises(CommandError, match=complaint) as caught:
         load_workers(target.format(shop=shop), concurrency=None)
 

@@ -30,7 +30,7 @@ def test_keys_are_found_by_the_text_of_the_public_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [None, 7, b"keys.json", "a\0b", "\ud800"])
-def test_what_is_no_path_is_refused(path: Any) -> None:
+def test_an_argument_that_is_not_a_path_is_refused(path: Any) -> None:
     with pytest.raises(ConfigurationError, match="key file"):
         FileKeyStore(path)
 

@@ -31,7 +31,7 @@ def test_an_event_has_three_and_its_org_is_left_alone() -> None:
 
 
 @pytest.mark.spec("MW-003.2")
-def test_what_is_missing_stays_missing() -> None:
+def test_missing_objects_and_ids_stay_missing() -> None:
     assert normalize_action(dict(IDS)) == IDS
     assert normalize_action({"campaignId": 1, "campaign": None}) == {"campaignId": 1, "campaign": None}
     assert normalize_action({"campaign": {"id": 5}}) == {"campaign": {"id": 5}}

@@ -24,7 +24,7 @@ def test_seal_makes_the_box_that_the_original_opens(vector: Vector) -> None:
     assert made["signKey"]["public"] == vector.sign_public
 
 
-def test_what_is_sealed_can_be_opened_and_no_nonce_comes_twice(vector: Vector) -> None:
+def test_encrypted_data_can_be_decrypted_and_no_nonce_repeats(vector: Vector) -> None:
     boxes = [
         seal({"n": 1}, recipient_public=vector.encrypt_public, sender_private=vector.sender_private) for _ in range(2)
     ]

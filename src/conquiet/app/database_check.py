@@ -22,12 +22,12 @@ _STALE_S: Final = 60.0
 _SLICE_S: Final = 0.1
 
 
-class DatabaseProbe(BackgroundWorker):
+class DatabaseCheck(BackgroundWorker):
     """Opens a separate connection every few seconds. A failure stops no worker. See ``core.lifecycle.Worker``.
 
     Args:
         engine: The database. Its pool is not used: a pool without a free connection is not an outage.
-        interval_s: Time between two probes.
+        interval_s: Time between two checks.
     """
 
     name = "database"
@@ -39,27 +39,27 @@ class DatabaseProbe(BackgroundWorker):
         self._engine = engine
         self._interval_s = interval_s
         self._address = database_address(engine)
-        self._life = AsyncLifecycle("this DatabaseProbe")
+        self._life = AsyncLifecycle("this DatabaseCheck")
         self._outage = OutageWatch("the database", "handlers that need it fail and are not charged")
         self._failure = ""
         self._answered_at = time.monotonic()
 
     async def run(self) -> None:
-        """Probe until stopped."""
+        """Check until stopped."""
         self._life.start()
         try:
             while not self._life.is_stopping:
                 # A thread that nothing waits for: a database that does not reply must not delay a stop.
-                probing = threading.Thread(target=self._probe, name="conquiet-database-probe", daemon=True)
-                probing.start()
-                await self._wait_for(probing)
+                checking = threading.Thread(target=self._check, name="conquiet-database-check", daemon=True)
+                checking.start()
+                await self._wait_for(checking)
         finally:
             self._outage.close()
             self._life.finish()
 
-    async def _wait_for(self, probing: threading.Thread) -> None:
+    async def _wait_for(self, checking: threading.Thread) -> None:
         next_at = time.monotonic() + self._interval_s
-        while probing.is_alive() or time.monotonic() < next_at:
+        while checking.is_alive() or time.monotonic() < next_at:
             if self._life.is_stopping:  # stop() may only assign
                 return
             await asyncio.sleep(_SLICE_S)
@@ -69,17 +69,17 @@ class DatabaseProbe(BackgroundWorker):
         self._life.request_stop()
 
     def health(self) -> Health:
-        """Report the result of the last probe."""
+        """Report the result of the last check."""
         is_stale = time.monotonic() - self._answered_at > _STALE_S
         silence = f"the server {self._address} has not replied for {_STALE_S:g} s" if is_stale else ""
         return Health(status=self._life.status, reason=self._failure or silence)
 
     async def close(self) -> None:
-        """Stop and wait for the end. Each probe closes its own connection."""
+        """Stop and wait for the end. Each check closes its own connection."""
         self._life.stop()
         await self._life.wait_ended()
 
-    def _probe(self) -> None:
+    def _check(self) -> None:
         from sqlalchemy.engine import Engine
 
         from conquiet.db.errors import OperationInfo, as_write_error
@@ -103,7 +103,7 @@ class DatabaseProbe(BackgroundWorker):
             engine.dispose()
 
 
-def probe_for(engine: Callable[[], "Engine"]) -> list[DatabaseProbe]:
-    """Return the probe of a database server. None for SQLite, which is a file of this host."""
+def check_for(engine: Callable[[], "Engine"]) -> list[DatabaseCheck]:
+    """Return the check of a database server. None for SQLite, which is a file of this host."""
     found = engine()
-    return [] if found.dialect.name == "sqlite" else [DatabaseProbe(found)]
+    return [] if found.dialect.name == "sqlite" else [DatabaseCheck(found)]
