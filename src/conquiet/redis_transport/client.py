@@ -19,7 +19,7 @@ kind as any other clone, and sends each command to the node that holds its key; 
 import contextlib
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import redis
 import redis.asyncio
@@ -38,6 +38,9 @@ from conquiet.errors import ConfigurationError
 from conquiet.redis_transport.closed_transport import plain_class, reporting_closed_transport
 from conquiet.redis_transport.routing import NodeAddress
 from conquiet.redis_transport.sentinel import AnySentinelPool, sentinel_pool
+
+if TYPE_CHECKING:
+    from conquiet.redis_transport.slot_table import SlotTable
 
 SOCKET_TIMEOUT_S = 10.0
 """Longest wait for a reply, in addition to the BLOCK time of a read."""
@@ -141,6 +144,8 @@ class ClusterRouted:
     """Mark our own clients of a Redis Cluster, which have the interface of a client of one server."""
 
     seeds: ClusterSeeds
+    table: "SlotTable"
+    node: Callable[[NodeAddress], Any]
 
 
 def is_cluster(client: object) -> bool:

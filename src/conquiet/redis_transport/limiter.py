@@ -5,12 +5,16 @@ bound on their connections.
 """
 
 import asyncio
+import contextlib
 import threading
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import redis
 import redis.asyncio
+from redis.exceptions import RedisError
+
+from conquiet.redis_transport.client import ClusterRouted
 
 C = TypeVar("C", redis.Redis, redis.asyncio.Redis)
 
@@ -47,5 +51,8 @@ def sync_limit(client: redis.Redis, key: str | bytes | None) -> threading.Semaph
 
 def _node(client: C, key: str | bytes | None) -> C:
     """Return the client of the key's node. Each node has its own bound, so that a silent one delays no other."""
-    node_of = getattr(client, "node_of", None)
-    return client if node_of is None or key is None else node_of(key)
+    if key is not None and isinstance(client, ClusterRouted):
+        with contextlib.suppress(RedisError):  # no owner is known
+            found: C = client.node(client.table.owner(key))
+            return found
+    return client
