@@ -24,7 +24,7 @@ from conquiet.processor.job_canceller import JobCanceller
 from conquiet.processor.settler import ProcessorSettler
 from conquiet.runtime.batch import Batching
 from conquiet.runtime.context import LeaseManager, MessageContext
-from conquiet.runtime.executor import PendingSettlement
+from conquiet.runtime.executor import PendingSettlement, record_settlement
 from conquiet.runtime.message import RuntimeMessage
 
 
@@ -179,12 +179,7 @@ class Execution:
             first_attempt=envelope.first_attempt,
         ) as span:
             settlement = await self._invoke(message, leases, envelope, runner)
-            if settlement.failure is not None:
-                span.fail(settlement.failure)
-                if envelope.first_attempt is None:
-                    envelope.first_attempt = span.headers.get("traceparent")
-            if not span.is_dropped:
-                span.set("conquiet.settlement", settlement_name(settlement))
-                if message.lease_lost:
-                    span.set("conquiet.lease.lost", value=True)
+            record_settlement(span, message, settlement)
+            if settlement.failure is not None and envelope.first_attempt is None:
+                envelope.first_attempt = span.headers.get("traceparent")
             return settlement
