@@ -25,7 +25,6 @@ from conquiet.processor.keys import Keys
 from conquiet.processor.parts import ProcessorParts
 from conquiet.processor.policy import HandlerCancelledError
 from conquiet.processor.scripts import move, script
-from conquiet.redis_transport.client import AsyncClient
 from conquiet.runtime.message import RuntimeMessage
 
 if TYPE_CHECKING:
@@ -131,18 +130,13 @@ class CancelWatch:
         return answer
 
     async def _sweep(self, keys: Keys) -> None:
-        """Remove some requests of acknowledged entries, about once a second."""
+        """Remove some requests of acknowledged entries, about once a second: their jobs succeeded."""
         now = time.monotonic()
         if now - self._swept_at.get(keys.stream, 0.0) < _SWEEP_EVERY_S:
             return
         self._swept_at[keys.stream] = now
-        cursor = self._cursors.get(keys.stream, 0)
-        following = await sweep(self._client, keys, cursor)
-        self._cursors[keys.stream] = following
-
-
-async def sweep(client: AsyncClient, keys: Keys, cursor: int = 0, *, count: int = _CHUNK) -> int:
-    """Remove requests of acknowledged entries: their jobs succeeded. Return the next cursor, 0 at the end."""
-    args = (cursor, count, keys.cancelled(""), RECORD_KEPT_MS)
-    following = await script("cancel_sweep").call(client, (keys.stream, keys.cancel), args, stream=keys.stream)
-    return int(following)
+        args = (self._cursors.get(keys.stream, 0), _CHUNK, keys.cancelled(""), RECORD_KEPT_MS)
+        following = await script("cancel_sweep").call(
+            self._client, (keys.stream, keys.cancel), args, stream=keys.stream
+        )
+        self._cursors[keys.stream] = int(following)

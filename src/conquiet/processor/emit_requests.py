@@ -196,7 +196,7 @@ class EmitPlanner:
         )
 
     def _keys_of(self, stream: str | None) -> Keys:
-        name = self._stream if stream is None else stream
+        name = self.name(stream)
         keys = self._keys.get(name)
         if keys is None:
             if len(self._keys) >= _MOST_KEYS:  # stream names may be built from data

@@ -8,7 +8,6 @@ A result that cannot be written is logged and lost; the job itself is not affect
 commit and before it wrote the result, the next delivery finds the effect and writes a result without a value.
 """
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import msgspec
 
 from conquiet.core.json_codec import NOT_JSON_TYPE, CodecError, encode_json
+from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_seconds
 from conquiet.errors import ConfigurationError, JobCancelledError, JobFailedError, JobTimeoutError, QueueError
@@ -27,7 +27,7 @@ from conquiet.redis_transport.client import AsyncClient, SyncClient
 from conquiet.redis_transport.client_commands import command, command_sync
 from conquiet.redis_transport.replies import as_mapping, streams_read
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 PROGRESS_KEPT_MS = 86_400_000
 _TEXT = 500
@@ -69,13 +69,7 @@ class ResultWriter:
         try:
             encoded = encode_value(value, max_bytes=self._max_bytes)
         except CodecError as error:
-            logger.warning(
-                "result of job %s of event %s is not kept: %s",
-                printable(envelope.id),
-                printable(envelope.event),
-                error.explanation,
-                extra={"stream": printable(keys.stream), "event": printable(envelope.event), "reason": error.reason},
-            )
+            _warn("kept", error.explanation, keys, envelope)
         await self._write(keys, envelope, SUCCEEDED, encoded)
 
     async def ended(self, keys: Keys, envelope: Envelope, state: str, reason: str = "") -> None:
@@ -93,13 +87,13 @@ class ResultWriter:
                 stream=keys.stream,
             )
         except QueueError as error:
-            logger.warning(
-                "result of job %s of event %s is not written: %s",
-                printable(envelope.id),
-                printable(envelope.event),
-                type(error).__name__,
-                extra={"stream": printable(keys.stream), "event": printable(envelope.event)},
-            )
+            _warn("written", type(error).__name__, keys, envelope)
+
+
+def _warn(what: str, reason: str, keys: Keys, envelope: Envelope) -> None:
+    facts = {"job_id": envelope.id, "event_name": envelope.event, "what": what, "reason": reason}
+    text = "result of job %(job_id)s of event %(event_name)s is not %(what)s: %(reason)s"
+    logger.warning(text, **facts, stream=keys.stream)
 
 
 def encode_value(value: object, *, max_bytes: int) -> bytes:
