@@ -22,8 +22,8 @@ from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.policy import milliseconds
 from conquiet.processor.scripts import ADD_MANY, ADD_ONE, Arg, Script, script
 from conquiet.processor.settings import ProcessorSettings
-from conquiet.redis_transport.client import AsyncClient, SyncClient
-from conquiet.redis_transport.replica_wait import ReplicaWait, run_replicated, run_replicated_sync
+from conquiet.redis_transport.client import AnyServer
+from conquiet.redis_transport.replica_wait import ReplicaWait, run_replicated
 
 _DEBOUNCE_KEPT_MS = 24 * 60 * 60 * 1000
 """How long after its due time an unmoved debounced message can still be replaced."""
@@ -126,17 +126,11 @@ class ScriptCall(NamedTuple):
     keys: Keys
     messages: Sequence[EmitRequest]
 
-    def send(self, client: AsyncClient, wait: ReplicaWait) -> Coroutine[Any, Any, Any]:
+    def send(self, client: AnyServer, wait: ReplicaWait) -> Coroutine[Any, Any, Any]:
         """Run the script once and return its reply, when the replicas have the messages."""
         if wait.replicas:
             return run_replicated(self.script, client, self.names, self.args, wait, self.keys.stream)
         return self.script.call(client, self.names, self.args, stream=self.keys.stream)
-
-    def send_sync(self, client: SyncClient, wait: ReplicaWait) -> Any:
-        """Do what ``send`` does, without asyncio."""
-        if wait.replicas:
-            return run_replicated_sync(self.script, client, self.names, self.args, wait, self.keys.stream)
-        return self.script.call_sync(client, self.names, self.args, stream=self.keys.stream)
 
 
 class EmitPlanner:

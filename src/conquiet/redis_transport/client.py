@@ -146,6 +146,7 @@ class ClusterRouted:
     seeds: ClusterSeeds
     table: "SlotTable"
     node: Callable[[NodeAddress], Any]
+    send_together: Callable[..., Any]
 
 
 def is_cluster(client: object) -> bool:
