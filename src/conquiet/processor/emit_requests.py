@@ -62,17 +62,12 @@ class JobEmitOptions(TypedDict, total=False):
     key: str | None
 
 
-class MessageOptions(JobEmitOptions, total=False):
-    """Options of a message that is not waited for."""
+class EmitOptions(JobEmitOptions, total=False):
+    """The keywords of ``Emitter.emit``."""
 
     delay_s: float | None
     at: Moment | None
     headers: Headers | None
-
-
-class EmitOptions(MessageOptions, total=False):
-    """The keywords of ``Emitter.emit``."""
-
     stream: str | None
     debounce: str | None
     replicas: int | None
