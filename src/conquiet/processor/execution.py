@@ -17,10 +17,10 @@ from conquiet.core.settlement import ACKNOWLEDGE, DeadLetter, Defer, RetryLater,
 from conquiet.core.worker_pool import current_worker, start_in_context
 from conquiet.processor.admission import Admission
 from conquiet.processor.attempt_recorder import AttemptRecorder
+from conquiet.processor.cancellation import JobCanceller
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.envelope_decoder import EnvelopeDecoder
 from conquiet.processor.handler_runner import HandlerRunner
-from conquiet.processor.job_canceller import JobCanceller
 from conquiet.processor.settler import ProcessorSettler
 from conquiet.runtime.batch import Batching
 from conquiet.runtime.context import LeaseManager, MessageContext
@@ -57,7 +57,7 @@ class Execution:
         self._runners = runners
         self._decode, self._refuse = decoder.decode, decoder.refuse
         self.exhausted, self.malformed = decoder.exhausted, decoder.malformed
-        self._admit, self._cancels, self._pauses = admission.admit, admission.cancels, admission.pauses
+        self._admit, self._pauses = admission.admit, admission.pauses
         self._attempts, self._running = attempts, attempts.running
         self._keeps_states = attempts.jobs is not None
         self._settler = settler
@@ -77,7 +77,7 @@ class Execution:
             or envelope.key is not None
             or envelope.delay_until_ms is not None
             or message.delivery_count != 1
-            or self._cancels.requested_in
+            or self._canceller.requested_in
             or self._pauses.exist
             or tracing.active is not None
         ):
@@ -142,7 +142,7 @@ class Execution:
             if (answer := await runner.invoke(envelope, MessageContext(message, leases))) is not None:
                 reject_unawaited(answer)
         except asyncio.CancelledError as error:
-            failure = self._cancels.explain(message, error)
+            failure = self._canceller.explain(message, error)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
             failure = error
         finally:

@@ -15,8 +15,6 @@ from conquiet.core.log import FactLogger
 from conquiet.processor.delayed import Poll
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.keys import Keys
-from conquiet.processor.scripts import script
-from conquiet.runtime.message import AckScript, RuntimeMessage
 
 logger = FactLogger(__name__)
 
@@ -53,28 +51,3 @@ class OrderOwnerCheck:
             stream=keys.stream,
             owner=owner,
         )
-
-
-class KeyedAcks:
-    """Selects a script for the acknowledgement of messages with a key. The script also releases the key.
-
-    Args:
-        group: The consumer group.
-        consumer_id: Name of the engine in it. The script checks that it still owns the entry.
-    """
-
-    def __init__(self, group: str, consumer_id: str) -> None:
-        self._who = (group, consumer_id)
-        self._scripts: dict[str, AckScript] = {}
-
-    def prepare(self, message: RuntimeMessage, envelope: Envelope, keys: Keys) -> None:
-        """Set the acknowledgement script of the message. Sends nothing."""
-        turn = turn_of(envelope)
-        if turn is NO_TURN:
-            return
-        known = self._scripts.get(keys.stream)
-        if known is None:
-            finish = script("finish")
-            names = tuple(finish.declared((keys.stream, keys.order)))
-            known = self._scripts[keys.stream] = AckScript(finish.source, names, self._who)
-        message.ack_script, message.ack_args = known, turn

@@ -334,7 +334,7 @@ class Processor(OperatorCalls, BackgroundWorker):
                 *([] if recorder is None else [lambda keys, _: recorder.purge(keys)]),
                 *self._poll_listeners,
                 self._pauses.on_poll,
-                assembled.cancels.on_poll,
+                assembled.canceller.on_poll,
                 self._apply_stream_pauses,
                 partial(apply_retention, self._client, self._settings),
             ],
