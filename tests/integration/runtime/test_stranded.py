@@ -141,7 +141,7 @@ async def test_a_refused_look_says_which_command_was_refused(
     assert reader._table.snapshot() == []
 
 
-async def test_a_claim_that_the_script_may_not_make_is_not_taken_for_a_disabled_command(
+async def test_a_forbidden_claim_is_not_taken_for_a_disabled_command(
     reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue
 ) -> None:
     ids = enqueue(1)
