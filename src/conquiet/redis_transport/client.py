@@ -17,6 +17,7 @@ kind as any other clone, and sends each command to the node that holds its key; 
 """
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -40,6 +41,8 @@ from conquiet.redis_transport.routing import NodeAddress
 from conquiet.redis_transport.sentinel import AnySentinelPool, sentinel_pool
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
     from conquiet.redis_transport.slot_table import SlotTable
 
 SOCKET_TIMEOUT_S = 10.0
@@ -152,6 +155,16 @@ class ClusterRouted:
 def is_cluster(client: object) -> bool:
     """Return whether this is a client of a Redis Cluster, redis-py's or our own."""
     return isinstance(client, RedisCluster | AsyncRedisCluster | ClusterRouted)
+
+
+def is_async(client: AnyServer) -> "TypeIs[redis.asyncio.Redis]":
+    """Return whether this is an asyncio client. Called for each command; ``isinstance`` would take a microsecond."""
+    return _is_async_class(type(client))
+
+
+@functools.cache
+def _is_async_class(kind: type) -> bool:
+    return issubclass(kind, redis.asyncio.Redis)
 
 
 def cluster_seeds(client: Any) -> ClusterSeeds:

@@ -16,7 +16,7 @@ import redis
 
 from conquiet.core.batch_run import run_without_loop
 from conquiet.core.task_cancellation import reraise_swallowed_cancellation
-from conquiet.redis_transport.client import AnyServer
+from conquiet.redis_transport.client import AnyServer, is_async
 from conquiet.redis_transport.commands import Word
 from conquiet.redis_transport.errors import translate_errors
 from conquiet.redis_transport.limiter import limit
@@ -25,26 +25,26 @@ from conquiet.redis_transport.routing import key_of, raise_first_error
 
 async def execute(client: AnyServer, words: Sequence[Any]) -> Any:
     """Send one command on a client of either kind and return its reply. Raises redis-py's errors."""
-    if isinstance(client, redis.Redis):
-        return client.execute_command(*words)  # type: ignore[no-untyped-call]
-    with reraise_swallowed_cancellation():
-        return await client.execute_command(*words)  # type: ignore[no-untyped-call]
+    if is_async(client):
+        with reraise_swallowed_cancellation():
+            return await client.execute_command(*words)  # type: ignore[no-untyped-call]
+    return client.execute_command(*words)  # type: ignore[no-untyped-call]
 
 
 async def execute_all(client: AnyServer, commands: Iterable[Sequence[Any]]) -> list[Any]:
     """Send commands in one round trip and return their replies, errors among them."""
     replies: list[Any]
-    if isinstance(client, redis.Redis):
-        with client.pipeline(transaction=False) as pipe:
+    if is_async(client):
+        async with client.pipeline(transaction=False) as pipe:
             for words in commands:
-                pipe.execute_command(*words)  # type: ignore[no-untyped-call]
-            replies = pipe.execute(raise_on_error=False)
-        return replies
-    async with client.pipeline(transaction=False) as pipe:
-        for words in commands:
-            pipe.execute_command(*words)
-        with reraise_swallowed_cancellation():
-            replies = await pipe.execute(raise_on_error=False)
+                pipe.execute_command(*words)
+            with reraise_swallowed_cancellation():
+                replies = await pipe.execute(raise_on_error=False)
+    else:
+        with client.pipeline(transaction=False) as blocking:
+            for words in commands:
+                blocking.execute_command(*words)  # type: ignore[no-untyped-call]
+            replies = blocking.execute(raise_on_error=False)
     return replies
 
 

@@ -13,7 +13,7 @@ import redis
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from conquiet.redis_transport.client import AnyServer, ClusterRouted
+from conquiet.redis_transport.client import AnyServer, ClusterRouted, is_async
 
 MAX_CONCURRENT = 32
 
@@ -41,16 +41,16 @@ def limit(client: AnyServer, key: str | bytes | None) -> asyncio.Semaphore | _Th
     fork would stay locked in the child. Two threads that create the bound at the same time get one each.
     """
     client = _node(client, key)
-    if isinstance(client, redis.Redis):
-        bound = _thread_limits.get(client)
-        if bound is None:
-            bound = _thread_limits[client] = _ThreadLimit(MAX_CONCURRENT)
-        return bound
-    loop = asyncio.get_running_loop()
-    known = _async_limits.get(client)
-    if known is None or known[0] is not loop:
-        known = _async_limits[client] = (loop, asyncio.Semaphore(MAX_CONCURRENT))
-    return known[1]
+    if is_async(client):
+        loop = asyncio.get_running_loop()
+        known = _async_limits.get(client)
+        if known is None or known[0] is not loop:
+            known = _async_limits[client] = (loop, asyncio.Semaphore(MAX_CONCURRENT))
+        return known[1]
+    bound = _thread_limits.get(client)
+    if bound is None:
+        bound = _thread_limits[client] = _ThreadLimit(MAX_CONCURRENT)
+    return bound
 
 
 def _node(client: AnyServer, key: str | bytes | None) -> AnyServer:
