@@ -164,7 +164,7 @@ def is_async(client: AnyServer) -> "TypeIs[redis.asyncio.Redis]":
 
 @functools.cache
 def _is_async_class(kind: type) -> bool:
-    return issubclass(kind, redis.asyncio.Redis)
+    return not issubclass(kind, redis.Redis)
 
 
 def cluster_seeds(client: Any) -> ClusterSeeds:
