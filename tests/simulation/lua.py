@@ -392,6 +392,13 @@ def compile_script(source: bytes) -> Statement:
     return body
 
 
+def _find(text: bytes, wanted: bytes, start: int, plain: bool) -> int | None:  # noqa: FBT001 - Lua's signature
+    """``string.find`` of a plain text, from the first character on."""
+    assert (start, plain) == (1, True), "patterns are not known here"
+    at = text.find(wanted)
+    return None if at < 0 else at + 1
+
+
 def run(source: bytes, keys: list[bytes], arguments: list[bytes], redis: Table) -> Any:
     """Run a script and return its result. ``redis`` is the table with ``call``, ``pcall`` and the like."""
 
@@ -411,6 +418,7 @@ def run(source: bytes, keys: list[bytes], arguments: list[bytes], redis: Table) 
         b"type": _type,
         b"unpack": lambda table: _Unpacked(table.items_in_order()),
         b"pcall": protected,
+        b"string": Table({b"lower": bytes.lower, b"find": _find}),
     }
     result = compile_script(source)(scope)
     return None if result is _GO_ON else result

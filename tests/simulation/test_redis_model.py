@@ -12,7 +12,7 @@ from tests.simulation.redis_model import RedisModel, Refusal, encode, parse_comm
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.liveness import LEAVE_GROUP, RELEASE_NAME, RESERVE_NAME
 from conquiet.redis_transport.stream_scripts import EXTEND_LEASE
-from conquiet.runtime.claiming import CHARGE, TAKE_OVER, UNDO_DELIVERY_COUNT
+from conquiet.runtime.claiming import CHARGE, TAKE_OVER
 from conquiet.runtime.leases import RELEASE
 from conquiet.runtime.shard import MAY_WORK
 
@@ -50,7 +50,6 @@ class Tape:
             lambda: ("EVAL", EXTEND_LEASE, 1, *place, self._id(), self._id()),
             lambda: ("EVAL", CHARGE, 1, *place, self._id(), rng.randint(1, 5)),
             lambda: ("EVAL", RELEASE, 1, *place, OLD, self._id(), rng.randint(0, 3), self._id(), 0),
-            lambda: ("EVAL", UNDO_DELIVERY_COUNT, 1, *place, 0, self._id(), self._id()),
             lambda: ("EVAL", MAY_WORK, 1, *place),
             lambda: ("EVAL", TAKE_OVER, 1, *place, rng.choice([-1, 0, OLD]), self._start(), 3, *self._limits()),
             lambda: ("EVAL", RESERVE_NAME, 2, "key", "names", rng.choice("xy"), 100_000, consumer),

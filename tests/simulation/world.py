@@ -181,7 +181,6 @@ class World:
             group=GROUP,
             consumer_id=process.name.split("/")[0] if self.kept_names else process.name,
             settings=settings,
-            on_open=lambda: None,
         )
         self._engines[process.name] = made
         try:
@@ -304,6 +303,19 @@ class World:
             gc.collect()
 
 
+class NoHousekeeping:
+    """Replaces the thread of the housekeeping, which does not live on virtual time."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def start(self) -> None:
+        """See ``StreamHousekeeper``."""
+
+    async def aclose(self) -> None:
+        """See ``StreamHousekeeper``."""
+
+
 def _name_of_process() -> str:
     process = CURRENT.get()
     assert process is not None
@@ -321,6 +333,7 @@ def simulated(world: World) -> Iterator[None]:
     random.seed(world.seed)
     with (
         mock.patch.object(engine, "topology_of", topology),
+        mock.patch.object(engine, "StreamHousekeeper", NoHousekeeping),
         mock.patch.object(assembly, "Heartbeat", SimulatedHeartbeat),
         mock.patch.object(time, "monotonic", world.loop.time),
         mock.patch.object(time, "time", world.loop.time),

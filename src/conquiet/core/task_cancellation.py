@@ -7,7 +7,7 @@ it had not been cancelled. ``Task.cancelling()`` still counts the request, and t
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 
@@ -37,6 +37,13 @@ def forget_cancellations(task: "asyncio.Task[Any]") -> None:
     """Clear cancellation requests that were meant for finished work of the task."""
     while task.uncancel():
         pass
+
+
+def cancel_from_any_thread(task: "asyncio.Task[Any] | None") -> None:
+    """Cancel a task. Safe in a signal handler; no effect without a task, or if its loop is closed."""
+    if task is not None:
+        with suppress(RuntimeError):
+            task.get_loop().call_soon_threadsafe(task.cancel)
 
 
 def is_ending(owner: "asyncio.Task[Any] | None") -> bool:

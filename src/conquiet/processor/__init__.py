@@ -4,14 +4,14 @@
     ProcessorParts      shared by the parts below           parts.py, assembly.py
     Execution           runs one message                    execution.py, handler_runner.py, middleware.py, context.py
     BatchExecution      runs a batch                        batch_execution.py, batch_handler_runner.py
-    Admission           may a message run now?              admission.py, unknown_events.py, job_canceller.py
+    Admission           may a message run now?              admission.py, unknown_events.py, cancellation.py
     AttemptRecorder     states, results, failures           attempt_recorder.py, jobs.py, results.py
     decide              settlement after a failure          policy.py (pure)
     Envelope            format of a message                 envelope.py (pure), keys.py (pure)
     Emitter             emits messages                      emitter.py, sync_emitter.py, emit_requests.py (shared rules)
     ProcessorSettler    retries and dead letters, batched   settler.py, dead_letter_record.py (pure)
     DelayedPromoter     moves due messages to their stream  delayed.py
-    KeyedAcks           order by key                        ordering.py, lua/ordering.lua
+    OrderOwnerCheck     order by key                        ordering.py, lua/ordering.lua
     PartitionedProcessor, PartitionedStream                 one stream over many slots: partition*.py
     Pauses, DeadLetters, Jobs, KeyOrder                     operator interface
     scripts             atomic steps                        scripts.py, lua/

@@ -9,10 +9,9 @@ moves the message. The settlement is then ``Moved``: nothing is left to do.
 """
 
 from conquiet.core.settlement import MOVED, Defer, Settlement
-from conquiet.processor.cancellation import CancelWatch
+from conquiet.processor.cancellation import JobCanceller
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.handler_runner import HandlerRunner
-from conquiet.processor.job_canceller import JobCanceller
 from conquiet.processor.parts import ProcessorParts
 from conquiet.processor.policy import RateLimit
 from conquiet.processor.settler import ProcessorSettler, Step
@@ -26,27 +25,23 @@ class Admission:
 
     Args:
         parts: The parts that a processor shares.
-        cancels: Finds cancellation requests.
-        canceller: Cancels jobs.
+        canceller: Finds cancellation requests, and cancels jobs.
         settler: Parks messages, reserves starts under a rate limit, and appends messages to the queue of their key.
         unknown: Settles messages without a handler.
 
     Attributes:
         pauses: Paused streams and events. ``Execution`` skips ``admit`` while nothing is paused.
-        cancels: As given, for the same reason.
     """
 
     def __init__(
         self,
         parts: ProcessorParts,
         *,
-        cancels: CancelWatch,
         canceller: JobCanceller,
         settler: ProcessorSettler,
         unknown: UnknownEvents,
     ) -> None:
-        self._keys, self._clock, self.pauses = parts.keys, parts.clock, parts.pauses
-        self.cancels = cancels
+        self._clock, self.pauses = parts.clock, parts.pauses
         self._canceller = canceller
         self._settler = settler
         self._unknown = unknown
@@ -60,7 +55,7 @@ class Admission:
             envelope.key is None
             and envelope.delay_until_ms is None
             and message.delivery_count == 1
-            and not self.cancels.requested_in
+            and not self._canceller.requested_in
             and not self.pauses.exist
         )
 
@@ -72,7 +67,7 @@ class Admission:
             return MOVED
         if envelope.delay_until_ms is not None and envelope.delay_until_ms > self._clock.now_ms():
             return Defer(until_ms=envelope.delay_until_ms)
-        if self.cancels.must_check(message) and await self.cancels.is_requested(self._keys[message.stream], message):
+        if self._canceller.must_check(message) and await self._canceller.is_requested(message):
             return await self._canceller.cancel(message, leases)
         if runner is None:
             return await self._unknown.decide(message, envelope)

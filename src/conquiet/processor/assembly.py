@@ -12,11 +12,10 @@ from conquiet.processor.admission import Admission
 from conquiet.processor.attempt_recorder import AttemptRecorder
 from conquiet.processor.batch_execution import BatchExecution
 from conquiet.processor.batch_handler_runner import BatchHandlerRunner, Runners
-from conquiet.processor.cancellation import CancelWatch
+from conquiet.processor.cancellation import JobCanceller
 from conquiet.processor.envelope_decoder import EnvelopeDecoder
 from conquiet.processor.execution import Execution
 from conquiet.processor.foreign import ForeignGuard, has_messages
-from conquiet.processor.job_canceller import JobCanceller
 from conquiet.processor.parts import ProcessorParts
 from conquiet.processor.results import ResultWriter
 from conquiet.processor.settler import ProcessorSettler
@@ -29,7 +28,7 @@ class AssembledProcessor:
     """The parts that the processor itself uses."""
 
     execution: Execution
-    cancels: CancelWatch
+    canceller: JobCanceller
     foreign: ForeignGuard
 
 
@@ -44,15 +43,14 @@ def assemble(
         settle_held: Settles an entry that ``ForeignGuard`` has held.
     """
     client, settings = parts.client, parts.settings
-    cancels = CancelWatch(parts)
     foreign = ForeignGuard(settings.foreign_limit, partial(has_messages, client), settle_held)
     results = ResultWriter(client, max_bytes=settings.max_payload_bytes)
     settler = ProcessorSettler(parts)
-    canceller = JobCanceller(parts, runners, cancels=cancels, results=results)
+    canceller = JobCanceller(parts, runners, results=results)
     decoder = EnvelopeDecoder(parts.group, foreign)
     unknown = UnknownEvents(parts, runners)
-    admission = Admission(parts, cancels=cancels, canceller=canceller, settler=settler, unknown=unknown)
-    attempts = AttemptRecorder(parts, cancels=cancels, canceller=canceller, results=results)
+    admission = Admission(parts, canceller=canceller, settler=settler, unknown=unknown)
+    attempts = AttemptRecorder(parts, canceller=canceller, results=results)
     batched = {event: runner for event, runner in runners.items() if isinstance(runner, BatchHandlerRunner)}
     batching = None
     if batched:
@@ -66,4 +64,4 @@ def assemble(
         canceller=canceller,
         batching=batching,
     )
-    return AssembledProcessor(execution, cancels, foreign)
+    return AssembledProcessor(execution, canceller, foreign)

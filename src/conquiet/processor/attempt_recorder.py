@@ -9,10 +9,9 @@ from collections.abc import Awaitable, Sequence
 from conquiet.core import causation
 from conquiet.core.settlement import DeadLetter, KeepPending, Release, Settlement
 from conquiet.errors import InfrastructureError, JobCancelledError, MessageInProgressError
-from conquiet.processor.cancellation import CancelWatch
+from conquiet.processor.cancellation import JobCanceller
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.handler_runner import HandlerRunner
-from conquiet.processor.job_canceller import JobCanceller
 from conquiet.processor.jobs import JobState, StoredHistory
 from conquiet.processor.parts import ProcessorParts
 from conquiet.processor.policy import decide
@@ -27,27 +26,18 @@ class AttemptRecorder:
     Args:
         parts: The parts that a processor shares.
         results: Writes results of jobs that keep them.
-        cancels: Tracks running handlers, to cancel them on request.
-        canceller: Cancels jobs.
+        canceller: Tracks running handlers, to cancel them on request, and cancels jobs.
 
     Attributes:
         jobs: Records job states. None if they are not kept.
-        running: Messages with a running handler; see ``CancelWatch``.
+        running: Messages with a running handler; see ``JobCanceller``.
     """
 
-    def __init__(
-        self,
-        parts: ProcessorParts,
-        *,
-        results: ResultWriter,
-        cancels: CancelWatch,
-        canceller: JobCanceller,
-    ) -> None:
+    def __init__(self, parts: ProcessorParts, *, results: ResultWriter, canceller: JobCanceller) -> None:
         self._keys, self.jobs = parts.keys, parts.jobs
         self._results = results
-        self._cancels = cancels
         self._canceller = canceller
-        self.running = cancels.running
+        self.running = canceller.running
 
     def begin(self, messages: Sequence[RuntimeMessage]) -> None:
         """Record that messages of a batch run. A cancellation requested during a batch takes effect after it."""
@@ -80,7 +70,7 @@ class AttemptRecorder:
         """
         keys = self._keys[message.stream]
         if message.cancel_requested:
-            await self._cancels.finish(keys, message)
+            await self._canceller.finish(keys, message)
         if envelope.keep_result_ms is not None:
             await self._results.succeeded(keys, envelope, result)
         if self.jobs is not None:

@@ -17,6 +17,7 @@ import msgspec
 
 from conquiet.core.redaction import printable, scrub_credentials
 from conquiet.errors import ConquietError
+from conquiet.processor.failed_attempts import error_type_of
 from conquiet.processor.policy import Reason, Reject, Retry
 
 RECORD_VERSION = 1
@@ -101,12 +102,6 @@ def _text(error: BaseException) -> str:
         return printable(scrub_credentials(str(error)), limit=_TEXT)
     except Exception:  # noqa: BLE001 - a foreign __str__ may fail; the message must be settled anyway
         return "<unprintable exception>"
-
-
-def error_type_of(error: BaseException) -> str:
-    """Return the qualified name of the class of an exception."""
-    kind = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _frames(error: BaseException) -> str:

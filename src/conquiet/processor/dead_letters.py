@@ -19,7 +19,8 @@ import msgspec
 from conquiet.core.replay_report import ReplayReport
 from conquiet.core.validation import require_positive, require_seconds, require_text
 from conquiet.errors import ConfigurationError
-from conquiet.metrics.registry import PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL, never_raises
+from conquiet.metrics.registry import PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL
+from conquiet.metrics.safety import count
 from conquiet.processor.dead_letter_record import DeadRecord, decode_record
 from conquiet.processor.delayed import Poll
 from conquiet.processor.envelope import encode_raw, replayed
@@ -234,7 +235,7 @@ class DeadLetters:
         fallen: int = await script("trim").call(
             self._client, (self.keys.dead,), (most, age_ms), stream=self.keys.stream
         )
-        _count_expired(self.keys.stream, fallen)
+        count(PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL, self.keys.stream, n=fallen)
         return fallen
 
     async def count(self) -> int:
@@ -355,9 +356,3 @@ def _require_dead_id(dead_id: str) -> str:
     if not is_entry_id(dead_id):
         raise ConfigurationError("a dead letter's id looks like 1763244000000-0")
     return dead_id
-
-
-@never_raises
-def _count_expired(stream: str, count: int) -> None:
-    if count:
-        PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL.labels(stream).inc(count)

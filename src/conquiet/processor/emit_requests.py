@@ -22,8 +22,8 @@ from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.policy import milliseconds
 from conquiet.processor.scripts import ADD_MANY, ADD_ONE, Arg, Script, script
 from conquiet.processor.settings import ProcessorSettings
-from conquiet.redis_transport.client import AsyncClient, SyncClient
-from conquiet.redis_transport.replica_wait import ReplicaWait, run_replicated, run_replicated_sync
+from conquiet.redis_transport.client import AnyServer
+from conquiet.redis_transport.replica_wait import ReplicaWait, run_replicated
 
 _DEBOUNCE_KEPT_MS = 24 * 60 * 60 * 1000
 """How long after its due time an unmoved debounced message can still be replaced."""
@@ -62,17 +62,12 @@ class JobEmitOptions(TypedDict, total=False):
     key: str | None
 
 
-class MessageOptions(JobEmitOptions, total=False):
-    """Options of a message that is not waited for."""
+class EmitOptions(JobEmitOptions, total=False):
+    """The keywords of ``Emitter.emit``."""
 
     delay_s: float | None
     at: Moment | None
     headers: Headers | None
-
-
-class EmitOptions(MessageOptions, total=False):
-    """The keywords of ``Emitter.emit``."""
-
     stream: str | None
     debounce: str | None
     replicas: int | None
@@ -126,17 +121,11 @@ class ScriptCall(NamedTuple):
     keys: Keys
     messages: Sequence[EmitRequest]
 
-    def send(self, client: AsyncClient, wait: ReplicaWait) -> Coroutine[Any, Any, Any]:
+    def send(self, client: AnyServer, wait: ReplicaWait) -> Coroutine[Any, Any, Any]:
         """Run the script once and return its reply, when the replicas have the messages."""
         if wait.replicas:
             return run_replicated(self.script, client, self.names, self.args, wait, self.keys.stream)
         return self.script.call(client, self.names, self.args, stream=self.keys.stream)
-
-    def send_sync(self, client: SyncClient, wait: ReplicaWait) -> Any:
-        """Do what ``send`` does, without asyncio."""
-        if wait.replicas:
-            return run_replicated_sync(self.script, client, self.names, self.args, wait, self.keys.stream)
-        return self.script.call_sync(client, self.names, self.args, stream=self.keys.stream)
 
 
 class EmitPlanner:
@@ -196,7 +185,7 @@ class EmitPlanner:
         )
 
     def _keys_of(self, stream: str | None) -> Keys:
-        name = self._stream if stream is None else stream
+        name = self.name(stream)
         keys = self._keys.get(name)
         if keys is None:
             if len(self._keys) >= _MOST_KEYS:  # stream names may be built from data

@@ -8,7 +8,7 @@ See docs/decisions/0011.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,8 @@ from conquiet.processor.emit_requests import (
     parse_reply,
     with_headers,
 )
-from conquiet.processor.jobs import JobRecorder
+from conquiet.processor.jobs import JobRecorder, NewState
+from conquiet.processor.keys import Keys
 from conquiet.processor.results import JobHandle, Progress, write_progress
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.redis_transport.client import AsyncClient
@@ -52,6 +53,7 @@ class Emitter:
     ) -> None:
         self._client = client
         self._jobs = jobs
+        self._keeps_states = jobs is not None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._settings = ProcessorSettings() if settings is None else settings
         self._plans = EmitPlanner(stream, self._settings)
@@ -180,11 +182,15 @@ class Emitter:
         emitted: list[Emitted] = []
         for step in steps:
             sent = parse_reply(step, await step.send(self._client, wait))
-            if self._jobs is not None and (states := new_states(step, sent)):
-                # Written afterwards, and only for unknown jobs: a host may already have run one of them.
-                await self._jobs.record_all(step.keys, states, only_new=True)
+            if self._keeps_states:
+                await self._record(step.keys, new_states(step, sent))
             emitted += sent
         return emitted
+
+    async def _record(self, keys: Keys, states: Sequence[NewState]) -> None:
+        """Write the states of emitted jobs afterwards, and only of unknown ones: a host may already have run one."""
+        if self._jobs is not None and states:
+            await self._jobs.record_all(keys, states, only_new=True)
 
     def leave_loop(self) -> None:
         """Allow use in another event loop, after the connections were closed."""

@@ -212,7 +212,7 @@ def from_payload(payload: Mapping[str, Any], *, entry_id: str) -> Envelope:
     """
     get = payload.get
     if get("v") != VERSION:  # True == 1 is accepted
-        raise EnvelopeError(_version_error(get("v")))
+        raise EnvelopeError(NO_ENVELOPE if get("v") is None else NEWER_VERSION)
     event = get("event")
     if type(event) is not str or not 0 < len(event) <= MAX_NAME:
         raise EnvelopeError(BAD_EVENT)
@@ -332,7 +332,3 @@ def _read_rare(payload: Mapping[str, Any], envelope: Envelope) -> None:
     first = get("first_attempt")
     envelope.first_attempt = first if type(first) is str and len(first) <= MAX_NAME else None
     envelope.failures = read_attempts(get("failures"))
-
-
-def _version_error(version: object) -> str:
-    return NO_ENVELOPE if version is None else NEWER_VERSION

@@ -17,14 +17,14 @@ from conquiet.core.settlement import ACKNOWLEDGE, DeadLetter, Defer, RetryLater,
 from conquiet.core.worker_pool import current_worker, start_in_context
 from conquiet.processor.admission import Admission
 from conquiet.processor.attempt_recorder import AttemptRecorder
+from conquiet.processor.cancellation import JobCanceller
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.envelope_decoder import EnvelopeDecoder
 from conquiet.processor.handler_runner import HandlerRunner
-from conquiet.processor.job_canceller import JobCanceller
 from conquiet.processor.settler import ProcessorSettler
 from conquiet.runtime.batch import Batching
 from conquiet.runtime.context import LeaseManager, MessageContext
-from conquiet.runtime.executor import PendingSettlement
+from conquiet.runtime.executor import PendingSettlement, record_settlement
 from conquiet.runtime.message import RuntimeMessage
 
 
@@ -57,7 +57,7 @@ class Execution:
         self._runners = runners
         self._decode, self._refuse = decoder.decode, decoder.refuse
         self.exhausted, self.malformed = decoder.exhausted, decoder.malformed
-        self._admit, self._cancels, self._pauses = admission.admit, admission.cancels, admission.pauses
+        self._admit, self._pauses = admission.admit, admission.pauses
         self._attempts, self._running = attempts, attempts.running
         self._keeps_states = attempts.jobs is not None
         self._settler = settler
@@ -77,7 +77,7 @@ class Execution:
             or envelope.key is not None
             or envelope.delay_until_ms is not None
             or message.delivery_count != 1
-            or self._cancels.requested_in
+            or self._canceller.requested_in
             or self._pauses.exist
             or tracing.active is not None
         ):
@@ -142,7 +142,7 @@ class Execution:
             if (answer := await runner.invoke(envelope, MessageContext(message, leases))) is not None:
                 reject_unawaited(answer)
         except asyncio.CancelledError as error:
-            failure = self._cancels.explain(message, error)
+            failure = self._canceller.explain(message, error)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
             failure = error
         finally:
@@ -179,12 +179,7 @@ class Execution:
             first_attempt=envelope.first_attempt,
         ) as span:
             settlement = await self._invoke(message, leases, envelope, runner)
-            if settlement.failure is not None:
-                span.fail(settlement.failure)
-                if envelope.first_attempt is None:
-                    envelope.first_attempt = span.headers.get("traceparent")
-            if not span.is_dropped:
-                span.set("conquiet.settlement", settlement_name(settlement))
-                if message.lease_lost:
-                    span.set("conquiet.lease.lost", value=True)
+            record_settlement(span, message, settlement)
+            if settlement.failure is not None and envelope.first_attempt is None:
+                envelope.first_attempt = span.headers.get("traceparent")
             return settlement

@@ -52,12 +52,17 @@ def describe_attempt(attempt: int, error: BaseException | None, *, ended_ms: int
     duration_ms = max(0, round(duration_s * 1000))
     if error is None:
         return FailedAttempt(attempt, ended_ms, duration_ms)
+    name = printable(error_type_of(error), limit=_LONGEST_NAME)
+    return FailedAttempt(attempt, ended_ms, duration_ms, name, _innermost_frames(error.__traceback__))
+
+
+def error_type_of(error: BaseException) -> str:
+    """Return the qualified name of the class of an exception."""
     kind = type(error)
-    name = _type_text(kind.__module__, kind.__qualname__)
-    return FailedAttempt(attempt, ended_ms, duration_ms, name, innermost_frames(error.__traceback__))
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def innermost_frames(trace: TracebackType | None) -> str:
+def _innermost_frames(trace: TracebackType | None) -> str:
     """Return the last frames of a traceback: file, line and function, without reading source files."""
     frames: list[_Frame] = []
     while trace is not None:
@@ -74,11 +79,6 @@ def _frames_text(frames: tuple[_Frame, ...]) -> str:
         printable(f"{'/'.join(PurePath(filename).parts[-2:])}:{line} in {function}", limit=_LONGEST_NAME)
         for filename, line, function in reversed(frames)
     )
-
-
-@functools.lru_cache(maxsize=1_024)
-def _type_text(module: str, name: str) -> str:
-    return printable(name if module == "builtins" else f"{module}.{name}", limit=_LONGEST_NAME)
 
 
 def add_attempt(story: tuple[FailedAttempt, ...], failed: FailedAttempt) -> tuple[FailedAttempt, ...]:

@@ -26,8 +26,8 @@ from conquiet.core.micro_batcher import MicroBatcher
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_positive
 from conquiet.errors import ConfigurationError, QueueError
-from conquiet.processor.dead_letter_record import error_type_of
 from conquiet.processor.envelope import Envelope
+from conquiet.processor.failed_attempts import error_type_of
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.policy import milliseconds
 from conquiet.processor.scripts import Arg, script

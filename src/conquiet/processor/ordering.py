@@ -9,17 +9,14 @@ the entry of a killed worker is claimed like any other, and the key continues wi
 See docs/decisions/0050.
 """
 
-import logging
 from typing import Final
 
-from conquiet.core.redaction import printable
+from conquiet.core.log import FactLogger
 from conquiet.processor.delayed import Poll
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.keys import Keys
-from conquiet.processor.scripts import script
-from conquiet.runtime.message import AckScript, RuntimeMessage
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 NO_TURN: Final = ("", "")
 """The key and ticket of a message without a key, or of a message that keeps its key."""
@@ -48,35 +45,9 @@ class OrderOwnerCheck:
             return
         self._reported.add(keys.stream)
         logger.warning(
-            "group %s reads stream %s, whose order by key belongs to group %s: here messages of one key may run at "
-            "once. Emit to a stream for each group that needs the order",
-            printable(self._group),
-            printable(keys.stream),
-            printable(owner),
-            extra={"stream": printable(keys.stream), "group": printable(self._group), "owner": printable(owner)},
+            "group %(group)s reads stream %(stream)s, whose order by key belongs to group %(owner)s: here messages of "
+            "one key may run at once. Emit to a stream for each group that needs the order",
+            group=self._group,
+            stream=keys.stream,
+            owner=owner,
         )
-
-
-class KeyedAcks:
-    """Selects a script for the acknowledgement of messages with a key. The script also releases the key.
-
-    Args:
-        group: The consumer group.
-        consumer_id: Name of the engine in it. The script checks that it still owns the entry.
-    """
-
-    def __init__(self, group: str, consumer_id: str) -> None:
-        self._who = (group, consumer_id)
-        self._scripts: dict[str, AckScript] = {}
-
-    def prepare(self, message: RuntimeMessage, envelope: Envelope, keys: Keys) -> None:
-        """Set the acknowledgement script of the message. Sends nothing."""
-        turn = turn_of(envelope)
-        if turn is NO_TURN:
-            return
-        known = self._scripts.get(keys.stream)
-        if known is None:
-            finish = script("finish")
-            names = tuple(finish.declared((keys.stream, keys.order)))
-            known = self._scripts[keys.stream] = AckScript(finish.source, names, self._who)
-        message.ack_script, message.ack_args = known, turn

@@ -14,7 +14,7 @@ from conquiet.processor.keys import keys_of
 from conquiet.processor.partitions import Layout, partition_name, read_layout, require_partitions, require_stream_name
 from conquiet.processor.pauses import WHOLE_STREAM, Pauses
 from conquiet.processor.scripts import script
-from conquiet.redis_transport.client import AsyncClient, SyncClient
+from conquiet.redis_transport.client import AsyncClient
 
 _MOST_KEYS = 100_000
 """Maximum number of keys read by one check of a partition, because the check blocks the server."""
@@ -91,11 +91,6 @@ class PartitionLayout:
 
     async def _run(self, name: str, *args: int) -> Any:
         return await script(name).call(self._client, (self._name,), args, stream=self._stream)
-
-
-def read_layout_sync(client: SyncClient, stream: str) -> Layout:
-    """Do what ``PartitionLayout.read`` does, without asyncio."""
-    return read_layout(script("partition_count").call_sync(client, (_key_of(stream),), (), stream=stream))
 
 
 def _key_of(stream: str) -> str:

@@ -17,6 +17,7 @@ from conquiet.core.identity import stable_consumer_id
 from conquiet.core.lifecycle import AsyncLifecycle, Status
 from conquiet.core.log import FactLogger
 from conquiet.core.signatures import takes_keywords_of
+from conquiet.core.task_cancellation import cancel_from_any_thread, is_ending
 from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError, LifecycleError, QueueError
 from conquiet.processor.context import JobContext
@@ -149,8 +150,7 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
         try:
             await self._work
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not self._lifecycle.is_stopping or (task is not None and task.cancelling()):
+            if not self._lifecycle.is_stopping or is_ending(asyncio.current_task()):
                 raise
         finally:
             for processor in self._running.values():
@@ -219,17 +219,12 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
         self._lifecycle.request_stop()
         for processor in list(self._running.values()):
             processor.stop()
-        self._end_work()
+        cancel_from_any_thread(self._work)
 
     def end(self) -> None:
         """Stop in order, without counting as a call of ``stop()``: a later ``stop()`` does not force."""
         self._lifecycle.stop()
-        self._end_work()
-
-    def _end_work(self) -> None:
-        if self._work is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._work.get_loop().call_soon_threadsafe(self._work.cancel)
+        cancel_from_any_thread(self._work)
 
     async def close(self) -> None:
         """Stop in order, wait for the end, and close the connections. Called by a handler it only stops.

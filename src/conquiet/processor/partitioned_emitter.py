@@ -5,18 +5,19 @@ See docs/decisions/0051.
 
 from collections.abc import Iterable
 
+from conquiet.core.batch_run import run_without_loop
 from conquiet.core.validation import require_text
 from conquiet.errors import ConfigurationError
 from conquiet.processor.emit_requests import Emitted, NewMessage, require_new_message
 from conquiet.processor.emitter import Emitter
-from conquiet.processor.jobs import JobRecorder, record_new
-from conquiet.processor.partition_layout import PartitionLayout, read_layout_sync
+from conquiet.processor.jobs import JobRecorder
+from conquiet.processor.partition_layout import PartitionLayout
 from conquiet.processor.partition_routing import PartitionRouter, RoutedMessages
 from conquiet.processor.partitioned_results import EmittedTo, PartitionedJobHandle, SyncPartitionedJobHandle
 from conquiet.processor.partitions import require_stream_name
 from conquiet.processor.settings import ProcessorSettings
-from conquiet.processor.sync_emitter import SyncEmitter
-from conquiet.redis_transport.client import AnyRedis, AsyncClient
+from conquiet.processor.sync_emitter import BlockingEmitter, SyncEmitter
+from conquiet.redis_transport.client import AsyncClient
 from conquiet.redis_transport.replica_wait import ReplicaWait
 
 
@@ -67,9 +68,12 @@ class PartitionedEmitter(Emitter):
                 layout = self._router.layout = await self._layouts.read()
             for step, here, index in routed.steps(layout):
                 states = routed.accept(step, await step.send(self._client, wait), here, index)
-                if self._jobs is not None and states:
-                    await self._jobs.record_all(step.keys, states, only_new=True)
+                await self._record(step.keys, states)
         return routed.emitted()
+
+
+class _BlockingPartitionedEmitter(BlockingEmitter, PartitionedEmitter):
+    """``PartitionedEmitter`` on a synchronous client."""
 
 
 class SyncPartitionedEmitter(SyncEmitter):
@@ -81,36 +85,18 @@ class SyncPartitionedEmitter(SyncEmitter):
         settings: As for ``SyncEmitter``.
     """
 
-    def __init__(self, redis: AnyRedis, stream: str, settings: ProcessorSettings | None = None) -> None:
-        self._stream = require_stream_name(stream)
-        super().__init__(redis, stream, settings)
-        self._router = PartitionRouter()
+    _kind = _BlockingPartitionedEmitter
+    _emitter: PartitionedEmitter
 
     def emit_job(self, message: NewMessage, *, stream: str | None = None) -> SyncPartitionedJobHandle:
         """Emit one message, and return its job, to wait for."""
-        (emitted,) = self.emit_many((message,), stream=stream)
-        place = EmittedTo(emitted.stream, message.key is not None, self._router.layout)
-        return SyncPartitionedJobHandle(self._client, self._stream, emitted.id, place)
+        job = run_without_loop(self._emitter.emit_job(message, stream=stream))
+        return SyncPartitionedJobHandle(self._client, job.stream, job.id, job.emitted_to)
 
     def job(self, job_id: str, *, stream: str | None = None) -> SyncPartitionedJobHandle:
         """Return the handle of a job. It queries all partitions for the result; one round takes at most a second."""
-        _require_none(stream)
-        return SyncPartitionedJobHandle(self._client, self._stream, require_text("id", job_id))
-
-    def _emit(
-        self, messages: Iterable[NewMessage], stream: str | None, wait: ReplicaWait, debounce: str | None = None
-    ) -> list[Emitted]:
-        _require_none(stream, debounce)
-        routed = RoutedMessages(self._router, self._plans, self._stream, _checked(messages))
-        while routed.waiting:
-            layout = self._router.layout
-            if layout is None:
-                layout = self._router.layout = read_layout_sync(self._client, self._stream)
-            for step, here, index in routed.steps(layout):
-                states = routed.accept(step, step.send_sync(self._client, wait), here, index)
-                if self._settings.job_ttl_s is not None:
-                    record_new(self._client, step.keys, states, ttl_s=self._settings.job_ttl_s)
-        return routed.emitted()
+        job = self._emitter.job(job_id, stream=stream)
+        return SyncPartitionedJobHandle(self._client, job.stream, job.id)
 
 
 def _require_none(stream: str | None, debounce: str | None = None) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from conquiet.processor.partition_layout import PartitionLayout, read_layout_sync
+from conquiet.processor.partition_layout import PartitionLayout
 from conquiet.processor.partitions import Layout, partition_name
 from conquiet.processor.results import JobHandle, SyncJobHandle
 from conquiet.redis_transport.client import AsyncClient, SyncClient
@@ -48,16 +48,19 @@ class PartitionedJobHandle(JobHandle):
         stream: Name of the partitioned stream.
         job_id: The job's id.
         emitted_to: Where the job was emitted to, if that is known.
+
+    Attributes:
+        emitted_to: As given.
     """
 
     def __init__(self, client: AsyncClient, stream: str, job_id: str, emitted_to: EmittedTo = _UNKNOWN) -> None:
         super().__init__(client, stream, job_id)
-        self._emitted_to = emitted_to
+        self.emitted_to = emitted_to
 
     async def _streams(self) -> Sequence[str]:
-        if not self._emitted_to.can_move:
-            return (self._emitted_to.partition,)
-        return self._emitted_to.streams(self.stream, await PartitionLayout(self._client, self.stream).read())
+        if not self.emitted_to.can_move:
+            return (self.emitted_to.partition,)
+        return self.emitted_to.streams(self.stream, await PartitionLayout(self._client, self.stream).read())
 
 
 class SyncPartitionedJobHandle(SyncJobHandle):
@@ -72,9 +75,4 @@ class SyncPartitionedJobHandle(SyncJobHandle):
 
     def __init__(self, client: SyncClient, stream: str, job_id: str, emitted_to: EmittedTo = _UNKNOWN) -> None:
         super().__init__(client, stream, job_id)
-        self._emitted_to = emitted_to
-
-    def _streams(self) -> Sequence[str]:
-        if not self._emitted_to.can_move:
-            return (self._emitted_to.partition,)
-        return self._emitted_to.streams(self.stream, read_layout_sync(self._client, self.stream))
+        self._job = PartitionedJobHandle(client, stream, job_id, emitted_to)  # type: ignore[arg-type]  # see the base

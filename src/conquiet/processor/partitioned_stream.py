@@ -51,6 +51,7 @@ class PartitionedStream:
         self._client = client
         self._stream = require_stream_name(stream)
         self._layout = PartitionLayout(client, stream)
+        self._pauses = Pauses(client)
 
     async def layout(self) -> Layout:
         """Return the number of partitions."""
@@ -66,20 +67,19 @@ class PartitionedStream:
 
     async def pause(self, event: str | None = None) -> bool:
         """Pause all partitions, or one event of them, on all hosts. Return False if all were already paused."""
-        pauses = Pauses(self._client)
-        return any([await pauses.pause(name, event) for name in await self.names()])
+        return any([await self._pauses.pause(name, event) for name in await self.names()])
 
     async def resume(self, event: str | None = None) -> bool:
         """End a pause. Return False if there was none."""
-        pauses = Pauses(self._client)
-        return any([await pauses.resume(name, event) for name in await self.names()])
+        return any([await self._pauses.resume(name, event) for name in await self.names()])
 
     async def paused(self) -> dict[str, int]:
         """Return the pauses of all partitions and their start times (ms)."""
-        pauses = Pauses(self._client)
         found: dict[str, int] = {}
         for name in await self.names():
-            found |= {what: min(since, found.get(what, since)) for what, since in (await pauses.paused(name)).items()}
+            found |= {
+                what: min(since, found.get(what, since)) for what, since in (await self._pauses.paused(name)).items()
+            }
         return found
 
     async def backlog(self) -> PartitionedBacklog:

@@ -15,6 +15,7 @@ from conquiet.core.identity import stable_consumer_id
 from conquiet.core.lifecycle import AsyncLifecycle, Status
 from conquiet.core.redaction import printable
 from conquiet.core.settlement import Settlement
+from conquiet.core.task_cancellation import cancel_from_any_thread, is_ending
 from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError, LifecycleError
 from conquiet.processor.assembly import AssembledProcessor, assemble
@@ -31,11 +32,10 @@ from conquiet.processor.parts import ProcessorParts
 from conquiet.processor.pauses import Pauses
 from conquiet.processor.policy import RateLimit, RetryPolicy, require_event
 from conquiet.processor.settings import HandlerSettings, ProcessorSettings, engine_settings
-from conquiet.queue.housekeeping import StreamHousekeeper
 from conquiet.redis_transport.client import AnyRedis, clone_async
 from conquiet.redis_transport.errors import RedisError
 from conquiet.runtime.engine import Engine
-from conquiet.runtime.engine_events import Callback
+from conquiet.runtime.engine_events import Callback, EventDispatcher
 from conquiet.runtime.health import NOT_STARTED, NOTHING_DONE, EngineHealth, StopReport
 from conquiet.runtime.message import RuntimeMessage
 from conquiet.runtime.settings import RuntimeSettings, require_streams
@@ -78,7 +78,7 @@ class Processor(OperatorCalls, BackgroundWorker):
         self._redis, self._client = redis, clone_async(redis)
         self._handlers: dict[str, HandlerSettings] = {}
         self._middlewares: list[Middleware] = []
-        self._callbacks: list[tuple[str, Callback]] = []
+        self._events = EventDispatcher()
         self._executor: ThreadPoolExecutor | None = None
         self._assembled: AssembledProcessor | None = None
         ttl_s = self._settings.job_ttl_s
@@ -86,13 +86,6 @@ class Processor(OperatorCalls, BackgroundWorker):
         self._emitter = Emitter(self._client, self._streams[0], self._settings, jobs=self._recorder)
         self._pauses = Pauses(self._client)
         self._engine: Engine | None = None
-        self._housekeeper = StreamHousekeeper(
-            redis,
-            self._streams,
-            group=self._group,
-            retention=self._settings.retention,
-            messages_read=lambda stream: 0 if self._engine is None else self._engine.messages_read(stream),
-        )
         self._runners: Runners = {}
         self._paused_streams: frozenset[str] = frozenset()
         self._lifecycle = AsyncLifecycle("this Processor")
@@ -156,19 +149,11 @@ class Processor(OperatorCalls, BackgroundWorker):
 
     def on(self, event: str, callback: Callback) -> None:
         """Subscribe to events of the engine; see ``runtime.Consumer.on``. ``failed`` is emitted per failed attempt."""
-        if self._engine is not None:
-            self._engine.on(event, callback)
-        else:
-            self._callbacks.append((event, callback))
+        self._events.on(event, callback)
 
     def off(self, event: str, callback: Callback) -> None:
         """End a subscription of ``on``. Raises ``ConfigurationError`` if there is none."""
-        if self._engine is not None:
-            self._engine.off(event, callback)
-        elif (event, callback) in self._callbacks:
-            self._callbacks.remove((event, callback))
-        else:
-            raise ConfigurationError("this callback is not subscribed to this event")
+        self._events.off(event, callback)
 
     async def start(self, stop_event: asyncio.Event | None = None) -> StopReport:
         """Process messages and move due ones until ``stop()``; see ``runtime.Consumer.start``.
@@ -263,8 +248,7 @@ class Processor(OperatorCalls, BackgroundWorker):
             return await engine.start(stop_event)
         except (asyncio.CancelledError, LifecycleError):
             # Stopped before the engine has started. A cancellation of the caller is raised.
-            task = asyncio.current_task()
-            if not self._lifecycle.is_stopping or (task is not None and task.cancelling()):
+            if not self._lifecycle.is_stopping or is_ending(asyncio.current_task()):
                 raise
             return NOTHING_DONE
         finally:
@@ -272,13 +256,10 @@ class Processor(OperatorCalls, BackgroundWorker):
             self._lifecycle.finish()
 
     def _cancel_start(self) -> None:
-        if self._starting is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._starting.get_loop().call_soon_threadsafe(self._starting.cancel)
+        cancel_from_any_thread(self._starting)
 
     async def _finish(self, engine: Engine, promoter: DelayedPromoter) -> None:
         await promoter.close()
-        await self._housekeeper.aclose()
         for runner in self._runners.values():
             runner.flush_counts()
         await wait_unless_forced(self._drain(), engine.forced)
@@ -341,10 +322,8 @@ class Processor(OperatorCalls, BackgroundWorker):
             group=self._group,
             consumer_id=self._consumer_id,
             settings=engine_settings(self._settings, self._runtime),
-            on_open=self._housekeeper.start,
+            events=self._events,
         )
-        for subscription in self._callbacks:
-            engine.on(*subscription)
         promoter = DelayedPromoter(
             self._client,
             list(self._keys.values()),
@@ -355,7 +334,7 @@ class Processor(OperatorCalls, BackgroundWorker):
                 *([] if recorder is None else [lambda keys, _: recorder.purge(keys)]),
                 *self._poll_listeners,
                 self._pauses.on_poll,
-                assembled.cancels.on_poll,
+                assembled.canceller.on_poll,
                 self._apply_stream_pauses,
                 partial(apply_retention, self._client, self._settings),
             ],

@@ -8,7 +8,6 @@ A result that cannot be written is logged and lost; the job itself is not affect
 commit and before it wrote the result, the next delivery finds the effect and writes a result without a value.
 """
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,9 @@ from typing import Any
 
 import msgspec
 
+from conquiet.core.batch_run import run_without_loop
 from conquiet.core.json_codec import NOT_JSON_TYPE, CodecError, encode_json
+from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_seconds
 from conquiet.errors import ConfigurationError, JobCancelledError, JobFailedError, JobTimeoutError, QueueError
@@ -24,10 +25,10 @@ from conquiet.processor.envelope import Envelope
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.scripts import script
 from conquiet.redis_transport.client import AsyncClient, SyncClient
-from conquiet.redis_transport.client_commands import command, command_sync
+from conquiet.redis_transport.client_commands import command
 from conquiet.redis_transport.replies import as_mapping, streams_read
 
-logger = logging.getLogger(__name__)
+logger = FactLogger(__name__)
 
 PROGRESS_KEPT_MS = 86_400_000
 _TEXT = 500
@@ -69,13 +70,7 @@ class ResultWriter:
         try:
             encoded = encode_value(value, max_bytes=self._max_bytes)
         except CodecError as error:
-            logger.warning(
-                "result of job %s of event %s is not kept: %s",
-                printable(envelope.id),
-                printable(envelope.event),
-                error.explanation,
-                extra={"stream": printable(keys.stream), "event": printable(envelope.event), "reason": error.reason},
-            )
+            _warn("kept", error.explanation, keys, envelope)
         await self._write(keys, envelope, SUCCEEDED, encoded)
 
     async def ended(self, keys: Keys, envelope: Envelope, state: str, reason: str = "") -> None:
@@ -93,13 +88,13 @@ class ResultWriter:
                 stream=keys.stream,
             )
         except QueueError as error:
-            logger.warning(
-                "result of job %s of event %s is not written: %s",
-                printable(envelope.id),
-                printable(envelope.event),
-                type(error).__name__,
-                extra={"stream": printable(keys.stream), "event": printable(envelope.event)},
-            )
+            _warn("written", type(error).__name__, keys, envelope)
+
+
+def _warn(what: str, reason: str, keys: Keys, envelope: Envelope) -> None:
+    facts = {"job_id": envelope.id, "event_name": envelope.event, "what": what, "reason": reason}
+    text = "result of job %(job_id)s of event %(event_name)s is not %(what)s: %(reason)s"
+    logger.warning(text, **facts, stream=keys.stream)
 
 
 def encode_value(value: object, *, max_bytes: int) -> bytes:
@@ -287,37 +282,18 @@ class SyncJobHandle:
     """
 
     def __init__(self, client: SyncClient, stream: str, job_id: str) -> None:
-        self._client = client
         self.id = job_id
         self.stream = stream
+        # With a synchronous client its coroutines never suspend.
+        self._job = JobHandle(client, stream, job_id)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(id={self.id!r}, stream={self.stream!r})"
 
     def result(self, *, timeout_s: float = 30.0) -> Any:
         """Wait until the job has ended and return the handler's result; see ``JobHandle.result``."""
-        ends_at = time.monotonic() + require_seconds("timeout_s", timeout_s, zero_allowed=True)
-        while True:
-            streams = self._streams()
-            for asked in (ResultQuestions(stream, self.id) for stream in streams):
-                words = asked.read(ends_at, places=len(streams))
-                reply = command_sync(self._client, *words, action=_WAITING, stream=self.stream, blocking=True)
-                if (found := parse_result(reply)) is not None:
-                    return asked.value(*found)
-                asked.raise_if_cancelled(self._hash(asked.keys.cancelled(self.id)))
-            if time.monotonic() >= ends_at:
-                raise ResultQuestions(self.stream, self.id).too_late(timeout_s)
+        return run_without_loop(self._job.result(timeout_s=timeout_s))
 
     def progress(self) -> Progress | None:
         """Return what the job's handler has reported last; None if it has reported nothing."""
-        for stream in self._streams():
-            if found := parse_progress(self._hash(keys_of(stream).progress(self.id))):
-                return found
-        return None
-
-    def _streams(self) -> Sequence[str]:
-        """Return the streams that the job may be in."""
-        return (self.stream,)
-
-    def _hash(self, key: str) -> Any:
-        return command_sync(self._client, "HGETALL", key, stream=self.stream)
+        return run_without_loop(self._job.progress())

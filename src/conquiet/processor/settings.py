@@ -173,4 +173,4 @@ def engine_settings(settings: ProcessorSettings, runtime: RuntimeSettings) -> Ru
     """
     most = max(runtime.max_payload_bytes, settings.max_payload_bytes) + _OUR_ADDITIONS
     decode = None if runtime.decode is None else EnvelopeFormat(runtime.decode)
-    return replace(runtime, max_payload_bytes=most, decode=decode, report_activity=True)
+    return replace(runtime, max_payload_bytes=most, decode=decode, retention=settings.retention, report_activity=True)

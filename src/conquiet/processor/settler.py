@@ -34,7 +34,7 @@ from conquiet.processor.failed_attempts import add_attempt, describe_attempt
 from conquiet.processor.foreign import fields_of
 from conquiet.processor.jobs import JobState
 from conquiet.processor.keys import Keys
-from conquiet.processor.ordering import NO_TURN, KeyedAcks, turn_of
+from conquiet.processor.ordering import NO_TURN, turn_of
 from conquiet.processor.parts import ProcessorParts
 from conquiet.processor.policy import RateLimit, milliseconds
 from conquiet.processor.scripts import Arg, Script, move, script
@@ -43,7 +43,7 @@ from conquiet.redis_transport.client import is_cluster
 from conquiet.redis_transport.errors import RedisError, ResponseError, translate
 from conquiet.redis_transport.routing import split_by_slot
 from conquiet.redis_transport.scripts import run_many
-from conquiet.runtime.message import RuntimeMessage
+from conquiet.runtime.message import AckScript, RuntimeMessage
 
 _NOT_PAUSED = 2
 _TO_CANCEL = 3
@@ -86,7 +86,7 @@ class ProcessorSettler:
         self._keys, self._settings = parts.keys, parts.settings
         self._clock, self._jobs = parts.clock, parts.jobs
         self._host = hostname()
-        self._keyed_acks = KeyedAcks(parts.group, parts.consumer_id)
+        self._ack_scripts: dict[str, AckScript] = {}
         limit = parts.settings.chunk_size
         self._due: MicroBatcher[_Item] = MicroBatcher(self._flush, limit=limit, name="conquiet-settler")
 
@@ -131,8 +131,17 @@ class ProcessorSettler:
         return left.get(wait_ms, Step.MOVED)
 
     def acknowledge_with_turn(self, message: RuntimeMessage, envelope: Envelope) -> None:
-        """Mark the message so that its acknowledgement also releases its key. Sends nothing."""
-        self._keyed_acks.prepare(message, envelope, self._keys[message.stream])
+        """Let a script acknowledge the message, if it has a ticket, and release its key. Sends nothing."""
+        turn, keys = turn_of(envelope), self._keys[message.stream]
+        if turn is NO_TURN:
+            return
+        known = self._ack_scripts.get(keys.stream)
+        if known is None:
+            finish = script("finish")
+            names = tuple(finish.declared((keys.stream, keys.order)))
+            known = AckScript(finish.source, names, (self._group, self._consumer_id))  # checks that we own the entry
+            self._ack_scripts[keys.stream] = known
+        message.ack_script, message.ack_args = known, turn
 
     async def join_key(self, message: RuntimeMessage, envelope: Envelope) -> None:
         """Append a message with a key that was not written by ``emit`` to the queue of its key."""

@@ -17,9 +17,10 @@ kind as any other clone, and sends each command to the node that holds its key; 
 """
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import redis
 import redis.asyncio
@@ -38,6 +39,11 @@ from conquiet.errors import ConfigurationError
 from conquiet.redis_transport.closed_transport import plain_class, reporting_closed_transport
 from conquiet.redis_transport.routing import NodeAddress
 from conquiet.redis_transport.sentinel import AnySentinelPool, sentinel_pool
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from conquiet.redis_transport.slot_table import SlotTable
 
 SOCKET_TIMEOUT_S = 10.0
 """Longest wait for a reply, in addition to the BLOCK time of a read."""
@@ -141,11 +147,24 @@ class ClusterRouted:
     """Mark our own clients of a Redis Cluster, which have the interface of a client of one server."""
 
     seeds: ClusterSeeds
+    table: "SlotTable"
+    node: Callable[[NodeAddress], Any]
+    send_together: Callable[..., Any]
 
 
 def is_cluster(client: object) -> bool:
     """Return whether this is a client of a Redis Cluster, redis-py's or our own."""
     return isinstance(client, RedisCluster | AsyncRedisCluster | ClusterRouted)
+
+
+def is_async(client: AnyServer) -> "TypeIs[redis.asyncio.Redis]":
+    """Return whether this is an asyncio client. Called for each command; ``isinstance`` would take a microsecond."""
+    return _is_async_class(type(client))
+
+
+@functools.cache
+def _is_async_class(kind: type) -> bool:
+    return not issubclass(kind, redis.Redis)
 
 
 def cluster_seeds(client: Any) -> ClusterSeeds:

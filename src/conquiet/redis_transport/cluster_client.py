@@ -18,8 +18,9 @@ from redis.asyncio.client import Pipeline as AsyncPipeline
 from redis.client import Pipeline
 from redis.exceptions import RedisError
 
+from conquiet.core.batch_run import run_without_loop
 from conquiet.redis_transport.client import ClusterRouted, ClusterSeeds, abort_client, clone_async, clone_sync, clone_to
-from conquiet.redis_transport.cluster_router import ClusterRouter, run_now, sync_router
+from conquiet.redis_transport.cluster_router import ClusterRouter, sync_router
 from conquiet.redis_transport.routing import ASKING, NodeAddress, NodeCommand, key_of, raise_first_error
 from conquiet.redis_transport.slot_table import SlotTable
 
@@ -57,13 +58,6 @@ class AsyncClusterClient(ClusterRouted, redis.asyncio.Redis):  # type: ignore[mi
         """Return a pipeline over all nodes. There is no transaction: one cannot follow a slot that moves."""
         _reject_transaction(transaction)
         return AsyncClusterPipeline(self)
-
-    def node_of(self, key: str) -> redis.asyncio.Redis:
-        """Return the client of the last known owner of a key, or this one if none is known."""
-        try:
-            return self.node(self.table.owner(key))
-        except RedisError:
-            return self
 
     async def execute_many(self, commands: Sequence[NodeCommand]) -> list[Any]:
         """Send commands, one pipeline per node, and return their replies; errors are among them."""
@@ -143,27 +137,20 @@ class SyncClusterClient(ClusterRouted, redis.Redis):
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """Send one command and return its reply. Raises redis-py's errors."""
-        return run_now(self.router.execute(key_of(args), (args, options)))
+        return run_without_loop(self.router.execute(key_of(args), (args, options)))
 
     def pipeline(self, transaction: bool = False, shard_hint: str | None = None) -> Any:  # noqa: FBT001, FBT002, ARG002 - redis-py's signature
         """Return a pipeline over all nodes. There is no transaction: one cannot follow a slot that moves."""
         _reject_transaction(transaction)
         return SyncClusterPipeline(self)
 
-    def node_of(self, key: str) -> redis.Redis:
-        """Return the client of the last known owner of a key, or this one if none is known."""
-        try:
-            return self.node(self.table.owner(key))
-        except RedisError:
-            return self
-
     def execute_many(self, commands: Sequence[NodeCommand]) -> list[Any]:
         """Send commands, one pipeline per node, and return their replies; errors are among them."""
-        return run_now(self.router.execute_many([(key_of(command[0]), command) for command in commands]))
+        return run_without_loop(self.router.execute_many([(key_of(command[0]), command) for command in commands]))
 
     def send_together(self, commands: Sequence[NodeCommand]) -> list[Any]:
         """Send commands on one connection; see ``ClusterRouter.send_together``."""
-        return run_now(self.router.send_together(key_of(commands[0][0]), commands))
+        return run_without_loop(self.router.send_together(key_of(commands[0][0]), commands))
 
     def node(self, address: NodeAddress) -> redis.Redis:
         """Return the client of one node."""

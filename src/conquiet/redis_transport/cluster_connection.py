@@ -12,10 +12,11 @@ from typing import Any
 import redis
 from redis.exceptions import RedisError, ResponseError
 
+from conquiet.core.batch_run import run_without_loop
 from conquiet.errors import QueueError
 from conquiet.redis_transport.client import AnyRedis, clone_sync
 from conquiet.redis_transport.cluster_client import SyncClusterClient
-from conquiet.redis_transport.cluster_router import ClusterRouter, run_now, sync_router
+from conquiet.redis_transport.cluster_router import ClusterRouter, sync_router
 from conquiet.redis_transport.commands import pack, split_packed
 from conquiet.redis_transport.connection import RedisConnection
 from conquiet.redis_transport.errors import translate
@@ -71,7 +72,7 @@ class ClusterConnection(RedisConnection):
         self._require_open()
         self._owner(command, stream, group)
         try:
-            return run_now(self._router(command, wait_s, stream, group).send_together(stream or None, packed))
+            return run_without_loop(self._router(command, wait_s, stream, group).send_together(stream or None, packed))
         except (RedisError, OSError) as error:
             raise translate(error, stream=stream, group=group, command=command) from error
 
@@ -90,7 +91,7 @@ class ClusterConnection(RedisConnection):
 
     def _owner(self, command: str, stream: str, group: str) -> NodeAddress:
         try:
-            return run_now(self._cluster.router.owner(stream or None))
+            return run_without_loop(self._cluster.router.owner(stream or None))
         except (RedisError, OSError) as error:
             raise translate(error, stream=stream, group=group, command=command, sent=False) from error
 
@@ -103,7 +104,7 @@ class ClusterConnection(RedisConnection):
         answers = self._send_packed(address, packed, expected, command, wait_s, stream, group)
         if any(isinstance(answer, ConnectionFailure) for answer in answers):
             sent = [(stream or None, one) for one in split_packed(packed)]
-            answers = run_now(self._router(command, wait_s, stream, group).follow_all(address, sent, answers))
+            answers = run_without_loop(self._router(command, wait_s, stream, group).follow_all(address, sent, answers))
         for answer in answers:
             if isinstance(answer, ConnectionFailure) and (replies is None or not isinstance(answer, ResponseError)):
                 raise translate(answer, stream=stream, group=group, command=command) from answer

@@ -1,7 +1,7 @@
 """Redis Cluster: send commands to the nodes of their keys, and follow redirects. For clients and connections.
 
 The rules are written once. A synchronous user gives the router functions that never suspend (``sync_router``), and
-its coroutines then end at their first step (``run_now``): no event loop is needed.
+its coroutines then end at their first step (``run_without_loop``): no event loop is needed.
 
 A node that redirects has done nothing, so the command is sent to the node that it names. A command that was not sent,
 because its node cannot be reached, goes to the slot's new owner if there is one. After a lost reply nothing is sent
@@ -156,21 +156,11 @@ class ClusterRouter(Generic[C]):
 def sync_router(
     table: SlotTable, timeout_s: float, *, asking: C, send: Callable[[NodeAddress, Sequence[C]], list[Any]]
 ) -> ClusterRouter[C]:
-    """Return a router without asyncio; call its methods with ``run_now``."""
+    """Return a router without asyncio; call its methods with ``run_without_loop``."""
     fetch, pause = _immediate(table.refresh), _immediate(time.sleep)
     return ClusterRouter(
         table, timeout_s, asking=asking, send=_immediate(send), for_each=_in_turn, fetch=fetch, pause=pause
     )
-
-
-def run_now(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that never suspends."""
-    try:
-        work.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    raise AssertionError("a coroutine of a synchronous router has suspended")
 
 
 async def _in_turn(step: Callable[[NodeAddress], Awaitable[None]], nodes: Iterable[NodeAddress]) -> None:

@@ -5,47 +5,58 @@ bound on their connections.
 """
 
 import asyncio
+import contextlib
 import threading
-from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import redis
 import redis.asyncio
+from redis.exceptions import RedisError
 
-C = TypeVar("C", redis.Redis, redis.asyncio.Redis)
+from conquiet.redis_transport.client import AnyServer, ClusterRouted, is_async
 
 MAX_CONCURRENT = 32
+
+
+class _ThreadLimit(threading.Semaphore):
+    """A bound over threads, for coroutines that never suspend."""
+
+    async def __aenter__(self) -> None:
+        self.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.release()
+
 
 _async_limits: WeakKeyDictionary[redis.asyncio.Redis, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = (
     WeakKeyDictionary()
 )
-_sync_limits: WeakKeyDictionary[redis.Redis, threading.Semaphore] = WeakKeyDictionary()
+_thread_limits: WeakKeyDictionary[redis.Redis, _ThreadLimit] = WeakKeyDictionary()
 
 
-def async_limit(client: redis.asyncio.Redis, key: str | bytes | None) -> asyncio.Semaphore:
-    """Return the bound for a command with this key in the running loop. A client belongs to one loop at a time."""
-    client = _node(client, key)
-    loop = asyncio.get_running_loop()
-    known = _async_limits.get(client)
-    if known is None or known[0] is not loop:
-        known = _async_limits[client] = (loop, asyncio.Semaphore(MAX_CONCURRENT))
-    return known[1]
+def limit(client: AnyServer, key: str | bytes | None) -> asyncio.Semaphore | _ThreadLimit:
+    """Return the bound for a command with this key: in the running loop, or over all threads.
 
-
-def sync_limit(client: redis.Redis, key: str | bytes | None) -> threading.Semaphore:
-    """Return the bound for a command with this key, over all threads.
-
-    Takes no lock: a lock held during a fork would stay locked in the child. Two threads that create the bound at
-    the same time get one each.
+    An asyncio client belongs to one loop at a time. For a synchronous client no lock is taken: a lock held during a
+    fork would stay locked in the child. Two threads that create the bound at the same time get one each.
     """
     client = _node(client, key)
-    known = _sync_limits.get(client)
-    if known is None:
-        known = _sync_limits[client] = threading.Semaphore(MAX_CONCURRENT)
-    return known
+    if is_async(client):
+        loop = asyncio.get_running_loop()
+        known = _async_limits.get(client)
+        if known is None or known[0] is not loop:
+            known = _async_limits[client] = (loop, asyncio.Semaphore(MAX_CONCURRENT))
+        return known[1]
+    bound = _thread_limits.get(client)
+    if bound is None:
+        bound = _thread_limits[client] = _ThreadLimit(MAX_CONCURRENT)
+    return bound
 
 
-def _node(client: C, key: str | bytes | None) -> C:
+def _node(client: AnyServer, key: str | bytes | None) -> AnyServer:
     """Return the client of the key's node. Each node has its own bound, so that a silent one delays no other."""
-    node_of = getattr(client, "node_of", None)
-    return client if node_of is None or key is None else node_of(key)
+    if key is not None and isinstance(client, ClusterRouted):
+        with contextlib.suppress(RedisError):  # no owner is known
+            node: AnyServer = client.node(client.table.owner(key))
+            return node
+    return client

@@ -10,23 +10,23 @@ If a node of a cluster redirects the write, all three commands go to the other n
 See docs/decisions/0008.
 """
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import redis
-import redis.asyncio
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from conquiet.core.redaction import printable
-from conquiet.core.task_cancellation import reraise_swallowed_cancellation
 from conquiet.core.validation import require_seconds
 from conquiet.errors import ConfigurationError, NotReplicatedError
+from conquiet.redis_transport.client import AnyServer, ClusterRouted
+from conquiet.redis_transport.client_commands import execute_all
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.connection import RedisConnection
 from conquiet.redis_transport.errors import translate, translate_errors
 from conquiet.redis_transport.hash_tags import slot_prefix
-from conquiet.redis_transport.limiter import async_limit, sync_limit
+from conquiet.redis_transport.limiter import limit
 from conquiet.redis_transport.scripts import Arg, Script
 
 LONGEST_S = 5.0
@@ -94,12 +94,7 @@ def replica_wait_of(replicas: int, timeout_s: float) -> ReplicaWait | None:
 
 
 async def run_replicated(
-    script: Script,
-    client: redis.asyncio.Redis,
-    keys: Sequence[str],
-    args: Sequence[Arg],
-    wait: ReplicaWait,
-    stream: str,
+    script: Script, client: AnyServer, keys: Sequence[str], args: Sequence[Arg], wait: ReplicaWait, stream: str
 ) -> Any:
     """Run a script once and return its reply when enough replicas have confirmed it.
 
@@ -108,23 +103,15 @@ async def run_replicated(
         QueueError: The server refused or did not reply.
     """
     with translate_errors(script.action, stream=stream):
-        async with async_limit(client, keys[0]):
-            with reraise_swallowed_cancellation():
-                replies = await _send(client, script.words(keys, args), wait, stream)
-                if isinstance(replies[0], NoScriptError):
-                    replies = await _send(client, script.words(keys, args, in_full=True), wait, stream)
-                return _checked(replies, wait, stream, script)
-
-
-def run_replicated_sync(
-    script: Script, client: redis.Redis, keys: Sequence[str], args: Sequence[Arg], wait: ReplicaWait, stream: str
-) -> Any:
-    """Do what ``run_replicated`` does, without asyncio."""
-    with translate_errors(script.action, stream=stream), sync_limit(client, keys[0]):
-        replies = _send_sync(client, script.words(keys, args), wait, stream)
-        if isinstance(replies[0], NoScriptError):
-            replies = _send_sync(client, script.words(keys, args, in_full=True), wait, stream)
-        return _checked(replies, wait, stream, script)
+        async with limit(client, keys[0]):
+            replies = await _send(client, script.words(keys, args), wait, stream)
+            if isinstance(replies[0], NoScriptError):
+                replies = await _send(client, script.words(keys, args, in_full=True), wait, stream)
+            first, *confirmation = replies
+            if isinstance(first, RedisError | OSError):
+                raise first
+            wait.check(confirmation, stream=stream, command=script.action)
+            return script.parsed(first)
 
 
 def write_replicated(
@@ -146,33 +133,10 @@ def write_replicated(
     return first
 
 
-def _checked(replies: Sequence[Any], wait: ReplicaWait, stream: str, script: Script) -> Any:
-    first, *confirmation = replies
-    if isinstance(first, RedisError | OSError):
-        raise first
-    wait.check(confirmation, stream=stream, command=script.action)
-    return script.parsed(first)
-
-
-async def _send(client: redis.asyncio.Redis, words: Sequence[Arg], wait: ReplicaWait, stream: str) -> Sequence[Any]:
+async def _send(client: AnyServer, words: Sequence[Arg], wait: ReplicaWait, stream: str) -> Sequence[Any]:
     commands = [tuple(words), *wait.commands(stream)]
-    send = getattr(client, "send_together", None)
-    if send is not None:
-        replies: list[Any] = await send([(command, {}) for command in commands])
-        return replies
-    async with client.pipeline(transaction=False) as pipe:
-        for command in commands:
-            pipe.execute_command(*command)
-        return list(await pipe.execute(raise_on_error=False))
-
-
-def _send_sync(client: redis.Redis, words: Sequence[Arg], wait: ReplicaWait, stream: str) -> Sequence[Any]:
-    commands = [tuple(words), *wait.commands(stream)]
-    send = getattr(client, "send_together", None)
-    if send is not None:
-        replies: list[Any] = send([(command, {}) for command in commands])
-        return replies
-    with client.pipeline(transaction=False) as pipe:
-        for command in commands:
-            pipe.execute_command(*command)  # type: ignore[no-untyped-call]
-        return list(pipe.execute(raise_on_error=False))
+    if not isinstance(client, ClusterRouted):
+        return await execute_all(client, commands)
+    sent: Any = client.send_together([(command, {}) for command in commands])
+    replies: Sequence[Any] = await sent if inspect.isawaitable(sent) else sent
+    return replies

@@ -4,7 +4,8 @@ A server that does not have a script (after a restart, a failover or SCRIPT FLUS
 nothing, so sending the whole text then is not a repetition. The text is sent outside of the ``except`` block: an error
 with NOSCRIPT as its context would be treated as a refusal, although the script may have run.
 
-``call`` and ``call_sync`` run on a redis-py client, translate errors and bound the commands in flight (``limiter``).
+``call`` and ``call_sync`` run on a redis-py client of either kind, translate errors and bound the commands in flight
+(``limiter``).
 
 A script that computes names of keys cannot declare all of them, and while a slot of a Redis Cluster is in migration
 the server checks the declared keys only: the script would find a key missing that is still, or already, on the other
@@ -29,11 +30,13 @@ import redis
 import redis.asyncio
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from conquiet.core.task_cancellation import reraise_swallowed_cancellation
+from conquiet.core.batch_run import run_without_loop
+from conquiet.redis_transport.client import AnyServer
+from conquiet.redis_transport.client_commands import execute, execute_all
 from conquiet.redis_transport.commands import Word
 from conquiet.redis_transport.errors import translate_errors
 from conquiet.redis_transport.hash_tags import slot_prefix
-from conquiet.redis_transport.limiter import async_limit, sync_limit
+from conquiet.redis_transport.limiter import limit
 
 Arg = Word
 """A word of a command: here a key or an argument of a script."""
@@ -81,50 +84,35 @@ class Script:
         """Return the result of ``run`` for this reply to ``words``."""
         return reply
 
-    async def run(self, client: redis.asyncio.Redis, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+    async def run(self, client: AnyServer, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         """Run the script once. Raises redis-py's errors."""
         with contextlib.suppress(NoScriptError):
-            return self.parsed(await client.execute_command(*self.words(keys, args)))  # type: ignore[no-untyped-call]
-        words = self.words(keys, args, in_full=True)
-        return self.parsed(await client.execute_command(*words))  # type: ignore[no-untyped-call]
+            return self.parsed(await execute(client, self.words(keys, args)))
+        return self.parsed(await execute(client, self.words(keys, args, in_full=True)))
 
     async def call(
-        self, client: redis.asyncio.Redis, keys: Sequence[str], args: Sequence[Arg], *, stream: str, group: str = ""
+        self, client: AnyServer, keys: Sequence[str], args: Sequence[Arg], *, stream: str, group: str = ""
     ) -> Any:
         """Run the script once; a failure is a ``QueueError`` that names the stream and no argument."""
         with translate_errors(self.action, stream=stream, group=group):
-            async with async_limit(client, keys[0]):
-                with reraise_swallowed_cancellation():
-                    return await self.run(client, keys, args)
-
-    def run_sync(self, client: redis.Redis, keys: Sequence[str], args: Sequence[Arg]) -> Any:
-        """Do what ``run`` does, without asyncio."""
-        with contextlib.suppress(NoScriptError):
-            return self.parsed(client.execute_command(*self.words(keys, args)))  # type: ignore[no-untyped-call]
-        words = self.words(keys, args, in_full=True)
-        return self.parsed(client.execute_command(*words))  # type: ignore[no-untyped-call]
+            async with limit(client, keys[0]):
+                return await self.run(client, keys, args)
 
     def call_sync(self, client: redis.Redis, keys: Sequence[str], args: Sequence[Arg], *, stream: str) -> Any:
         """Do what ``call`` does, without asyncio."""
-        with translate_errors(self.action, stream=stream), sync_limit(client, keys[0]):
-            return self.run_sync(client, keys, args)
+        return run_without_loop(self.call(client, keys, args, stream=stream))
 
 
 async def run_many(
     client: redis.asyncio.Redis, calls: Sequence[tuple[Script, Sequence[str], Sequence[Arg]]]
 ) -> list[Any]:
     """Run several scripts in one round trip; refusals are among the replies. Raises redis-py's errors."""
-    async with client.pipeline(transaction=False) as pipe:
-        for script, keys, args in calls:
-            pipe.execute_command(*script.words(keys, args))
-        with reraise_swallowed_cancellation():
-            replies: list[Any] = await pipe.execute(raise_on_error=False)
+    replies = await execute_all(client, [script.words(keys, args) for script, keys, args in calls])
     for place, reply in enumerate(replies):
         if isinstance(reply, NoScriptError):
             script, keys, args = calls[place]
             try:
-                with reraise_swallowed_cancellation():
-                    replies[place] = await script.run(client, keys, args)
+                replies[place] = await script.run(client, keys, args)
             except ResponseError as error:
                 replies[place] = error
         elif isinstance(reply, RedisError) and not isinstance(reply, ResponseError):

@@ -14,7 +14,7 @@ See docs/decisions/0015.
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import redis
 from redis.exceptions import RedisError
@@ -38,69 +38,15 @@ from conquiet.redis_transport.slot_table import SlotTable
 _POLL_S = 0.01
 
 
-class Topology(Protocol):
-    """Finds the server of a stream."""
-
-    may_move: bool
-    """True if a stream can move to another server between two commands."""
-
-    def split_by_node(self, streams: Sequence[str]) -> list[tuple[str, ...]]:
-        """Split the streams by the commands that can read them together."""
-        ...
-
-    async def connection(self, stream: str, address: NodeAddress | None = None) -> Any:
-        """Return a new connection of redis-py's, not yet open, to the server that holds the stream now.
-
-        ``address``: to this node instead, which a redirect has named.
-
-        Raises:
-            RedisError: That server cannot be found.
-            OSError: That server cannot be found.
-        """
-        ...
-
-    def client(self, stream: str) -> redis.Redis:
-        """Return the synchronous client of the stream's last known server; one client per server.
-
-        For one thread. Sends nothing, unless no server is known yet.
-
-        Raises:
-            QueueError: No server is known, and none could be found.
-        """
-        ...
-
-    def refresh(self) -> None:
-        """Fetch the owners again, after a refusal or a lost server. Same thread; may take seconds."""
-        ...
-
-    def abort(self) -> None:
-        """Make pending calls of clients from here fail. Call it until their users have ended. Any thread."""
-        ...
-
-    async def close(self) -> None:
-        """Close the clients. No connection may be in use any more."""
-        ...
-
-
-def known_address(topology: Topology, stream: str) -> str:
-    """Return the address of a stream's server, for a log line; empty if no server is known. Never raises.
-
-    For threads that report a failure: if no node of a cluster can be reached, this call fails again, and the error
-    would end the thread.
-    """
-    try:
-        client = topology.client(stream)
-    except ConquietError:
-        return ""
-    return address_of(getattr(client, "connection_pool", None))
-
-
 class SingleServer:
-    """Every stream is on the server of this client: a plain one, or the master that Sentinel names.
+    """Finds the server of a stream. Every stream is on one: a plain server, or the master that Sentinel names.
 
     Args:
         client: The caller's.
         timeout_s: Longest wait of the synchronous client for a reply.
+
+    Attributes:
+        may_move: True if a stream can move to another server between two commands.
     """
 
     may_move = False
@@ -110,27 +56,40 @@ class SingleServer:
         self._synchronous = clone_sync(client, socket_timeout_s=timeout_s)
 
     def split_by_node(self, streams: Sequence[str]) -> list[tuple[str, ...]]:
-        """See ``Topology``."""
+        """Split the streams by the commands that can read them together."""
         return [tuple(streams)]
 
     async def connection(self, _stream: str, _address: NodeAddress | None = None) -> Any:
-        """See ``Topology``."""
+        """Return a new connection of redis-py's, not yet open, to the server that holds the stream now.
+
+        The second argument: to this node instead, which a redirect has named.
+
+        Raises:
+            RedisError: That server cannot be found.
+            OSError: That server cannot be found.
+        """
         pool: Any = self._asynchronous.connection_pool
         return pool.make_connection()
 
     def client(self, _stream: str) -> redis.Redis:
-        """See ``Topology``."""
+        """Return the synchronous client of the stream's last known server; one client per server.
+
+        For one thread. Sends nothing, unless no server is known yet.
+
+        Raises:
+            QueueError: No server is known, and none could be found.
+        """
         return self._synchronous
 
     def refresh(self) -> None:
-        """See ``Topology``. There is only one server."""
+        """Fetch the owners again, after a refusal or a lost server. Same thread; may take seconds."""
 
     def abort(self) -> None:
-        """See ``Topology``."""
+        """Make pending calls of clients from here fail. Call it until their users have ended. Any thread."""
         abort_client(self._synchronous)
 
     async def close(self) -> None:
-        """See ``Topology``."""
+        """Close the clients. No connection may be in use any more."""
         with contextlib.suppress(RedisError, OSError):
             await self._asynchronous.aclose()
         with contextlib.suppress(RedisError, OSError):
@@ -138,7 +97,7 @@ class SingleServer:
 
 
 class Cluster:
-    """The nodes of a cluster; see ``Topology``. Opens no connection before the first request.
+    """The nodes of a cluster, with the interface of ``SingleServer``. Opens no connection before the first request.
 
     Args:
         client: The caller's.
@@ -154,11 +113,11 @@ class Cluster:
         self._clients: dict[NodeAddress, SyncClusterClient] = {}
 
     def split_by_node(self, streams: Sequence[str]) -> list[tuple[str, ...]]:
-        """See ``Topology``: by slot."""
+        """See ``SingleServer``: by slot."""
         return [tuple(those) for those in split_by_slot(streams, in_cluster=True)]
 
     async def connection(self, stream: str, address: NodeAddress | None = None) -> Any:
-        """See ``Topology``. Fetches the slot table unless it is fresh."""
+        """See ``SingleServer``. Fetches the slot table unless it is fresh."""
         if address is None:
             await self._table.refresh_async()
             address = self._table.owner(stream)
@@ -167,7 +126,7 @@ class Cluster:
         return self._pool.connection_class(**self._pool.connection_kwargs | {"host": address[0], "port": address[1]})
 
     def client(self, stream: str) -> redis.Redis:
-        """See ``Topology``. Takes no lock: its holder may wait for a node other than the stream's."""
+        """See ``SingleServer``. Takes no lock: its holder may wait for a node other than the stream's."""
         with translate_errors("CLUSTER SLOTS", stream=stream):
             if not self._table.masters:
                 self._table.refresh()
@@ -181,7 +140,7 @@ class Cluster:
         return client
 
     def refresh(self) -> None:
-        """See ``Topology``."""
+        """See ``SingleServer``."""
         with contextlib.suppress(RedisError, OSError):
             self._table.refresh()
         gone = self._clients.keys() - set(self._table.masters)
@@ -189,13 +148,13 @@ class Cluster:
             self._clients.pop(address).close()
 
     def abort(self) -> None:
-        """See ``Topology``."""
+        """See ``SingleServer``."""
         self._table.abort()
         for client in list(self._clients.values()):
             client.abort()
 
     async def close(self) -> None:
-        """See ``Topology``."""
+        """See ``SingleServer``."""
         self._table.close()
         self.abort()
         while not self._table.try_lock():  # an aborted open() still fetches the table
@@ -208,6 +167,22 @@ class Cluster:
             self._clients.clear()
         finally:
             self._table.unlock()
+
+
+Topology = SingleServer | Cluster
+
+
+def known_address(topology: Topology, stream: str) -> str:
+    """Return the address of a stream's server, for a log line; empty if no server is known. Never raises.
+
+    For threads that report a failure: if no node of a cluster can be reached, this call fails again, and the error
+    would end the thread.
+    """
+    try:
+        client = topology.client(stream)
+    except ConquietError:
+        return ""
+    return address_of(getattr(client, "connection_pool", None))
 
 
 def topology_of(client: AnyRedis, *, timeout_s: float) -> Topology:

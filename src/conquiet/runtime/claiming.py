@@ -9,7 +9,8 @@ delivery count:
 
 Crashes caused by other entries therefore charge an entry with at most half of ``max_deliveries``. An entry in flight
 here becomes stale if the heartbeat is late; claiming it again is not counted, because it is not started again. The
-script also returns only the id of an entry that is too large or known to be malformed, not its content.
+script also returns only the id of an entry that is too large or known to be malformed, not its content. Where the
+operator has disabled XAUTOCLAIM, it finds stale entries page by page. SPEC(002 CM-001.3).
 """
 
 from collections.abc import Iterable
@@ -40,8 +41,26 @@ if idle < 0 then
   for _, row in ipairs(rows) do ids[#ids + 1] = row[1] end
   if #ids > 0 then next_cursor = ids[#ids] end
 else
-  local found = redis.call('XAUTOCLAIM', KEYS[1], group, consumer, idle, cursor, 'COUNT', ARGV[5], 'JUSTID')
-  next_cursor, ids, deleted = found[1], found[2], found[3] or {}
+  local found = redis.pcall('XAUTOCLAIM', KEYS[1], group, consumer, idle, cursor, 'COUNT', ARGV[5], 'JUSTID')
+  if not found.err then
+    next_cursor, ids, deleted = found[1], found[2], found[3] or {}
+  elseif not string.find(string.lower(found.err), 'unknown', 1, true) then
+    return found
+  else
+    local page, claim = redis.call('XPENDING', KEYS[1], group, cursor, '+', 100), {}
+    for _, row in ipairs(page) do
+      if row[3] >= idle and #claim < tonumber(ARGV[5]) then claim[#claim + 1] = row[1] end
+    end
+    if #claim == tonumber(ARGV[5]) then
+      next_cursor = '(' .. claim[#claim]
+    elseif #page == 100 then
+      next_cursor = '(' .. page[100][1]
+    end
+    if #claim > 0 then
+      claim[#claim + 1] = 'JUSTID'
+      ids = redis.call('XCLAIM', KEYS[1], group, consumer, idle, unpack(claim))
+    end
+  end
 end
 local taken = {}
 for _, id in ipairs(ids) do
@@ -84,17 +103,6 @@ return 1
 """
 """Count a delivery when its handler is called. KEYS: stream; ARGV: group, consumer, id, count. Returns 0 if another
 consumer owns the entry."""
-
-UNDO_DELIVERY_COUNT: Final = """
-for i = 4, #ARGV do
-  local row = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1, ARGV[2])
-  if #row == 1 then
-    redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[i], 'IDLE', ARGV[3], 'RETRYCOUNT', row[1][4] - 1, 'JUSTID')
-  end
-end
-return 0
-"""
-"""Decrement the delivery count of owned entries. KEYS: stream; ARGV: group, consumer, idle time to set, ids."""
 
 _REASONS: Final = {0: "", 1: NOT_ONE_FIELD, 2: WRONG_FIELD, 3: TOO_LARGE}
 

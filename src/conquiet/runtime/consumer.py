@@ -11,7 +11,6 @@ from conquiet.core.batching import batch_settings
 from conquiet.core.functions import warn_if_pool_is_smaller
 from conquiet.core.signatures import takes_fields_of
 from conquiet.core.validation import require_positive, require_text
-from conquiet.queue.housekeeping import StreamHousekeeper
 from conquiet.redis_transport.client import AnyRedis
 from conquiet.runtime.engine import Engine
 from conquiet.runtime.executor import BatchHandler, HandlerExecutor, MessageHandler
@@ -66,9 +65,6 @@ class Consumer(Engine):
         require_positive("concurrency", concurrency)
         require_text("group", group)
         chosen = settings_from(settings, options)
-        self._housekeeper = StreamHousekeeper(
-            redis, names, group=group, retention=chosen.retention, messages_read=self.messages_read
-        )
         executor = HandlerExecutor(
             handler,
             on_exhausted,
@@ -85,14 +81,12 @@ class Consumer(Engine):
             group=group,
             consumer_id=consumer_id,
             settings=chosen,
-            on_open=self._housekeeper.start,
         )
 
     def _before_start(self) -> None:
         warn_if_pool_is_smaller(self._handler, self._concurrency)
 
     async def _after_end(self) -> None:
-        await self._housekeeper.aclose()
         if self._threads is not None:
             # Do not wait: a thread cannot be cancelled. The stop report lists handlers that still run in one.
             self._threads.shutdown(wait=False, cancel_futures=True)

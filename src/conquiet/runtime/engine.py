@@ -32,6 +32,7 @@ from conquiet.core.settlement import Settlement
 from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError, QueueError
 from conquiet.metrics.outages import OutageWatch, is_reported
+from conquiet.queue.housekeeping import StreamHousekeeper
 from conquiet.redis_transport.async_connection import ConnectionLostError
 from conquiet.redis_transport.client import AnyRedis
 from conquiet.redis_transport.errors import ReadOnlyError, translate
@@ -61,8 +62,7 @@ class Engine(BackgroundWorker):
         group: The consumer group.
         consumer_id: Name of the engine in the group. Default: derived from host name and process id.
         settings: Times and limits.
-        on_open: Called once the groups exist. Housekeeping begins here: entries that all groups have handled are
-            trimmed, and a group that does not exist yet would not keep them.
+        events: Calls the callbacks; its own by default.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Engine(BackgroundWorker):
         group: str,
         consumer_id: str | None,
         settings: RuntimeSettings,
-        on_open: Callable[[], None],
+        events: EventDispatcher | None = None,
     ) -> None:
         self._streams = streams
         self._executor = executor
@@ -85,10 +85,12 @@ class Engine(BackgroundWorker):
             require_text("consumer_id", consumer_id)
         self._consumer_id = consumer_id or stable_consumer_id()
         self._settings = settings
-        self._on_open = on_open
         self._topology = topology_of(redis, timeout_s=settings.heartbeat_timeout_s)
         self._lifecycle = AsyncLifecycle("this Consumer")
-        self._dispatcher = EventDispatcher()
+        self._dispatcher = EventDispatcher() if events is None else events
+        self._housekeeper = StreamHousekeeper(
+            redis, streams, group=group, retention=settings.retention, messages_read=self.messages_read
+        )
         self._lease_outage = OutageWatch(
             "Redis", "nothing is read, and leases are not renewed: other workers may claim running messages"
         )
@@ -135,10 +137,7 @@ class Engine(BackgroundWorker):
         """Name of the engine in the group."""
         return self._consumer_id
 
-    @property
-    def name(self) -> str:
-        """Name of the worker: its consumer id."""
-        return self._consumer_id
+    name = consumer_id
 
     @property
     def status(self) -> Status:
@@ -291,7 +290,8 @@ class Engine(BackgroundWorker):
         try:
             self._opening = asyncio.create_task(self._open(), name="conquiet-opening")
             await self._opening
-            self._on_open()
+            # Not before the groups exist: entries that all groups have handled are trimmed.
+            self._housekeeper.start()
             self._pool.start()
             self._heartbeat.start()
             if self._lifecycle.is_stopping:
@@ -315,6 +315,7 @@ class Engine(BackgroundWorker):
             self.report = report = await self._shutdown.run()
             self._outage.close()
             self._lease_outage.close()
+            await self._housekeeper.aclose()
             await self._after_end()
             if failure is not None:
                 logger.failure(logging.ERROR, "worker ends because of an error", failure, **about)

@@ -82,8 +82,8 @@ class EventDispatcher:
     """
 
     def __init__(self, *, limit: int = 1_000) -> None:
-        self._plain: dict[type[EngineEvent], list[Callback]] = {kind: [] for kind in NAMES.values()}
-        self._deferred: dict[type[EngineEvent], list[Callback]] = {kind: [] for kind in NAMES.values()}
+        self._callbacks: dict[type[EngineEvent], list[tuple[Callback, bool]]] = {kind: [] for kind in NAMES.values()}
+        """Callbacks by kind of event, and whether each is async."""
         self._queue: deque[tuple[Callback, EngineEvent]] = deque()
         self._limit = limit
         # Checked before an event is built: no event is built without a subscriber.
@@ -101,7 +101,7 @@ class EventDispatcher:
             raise ConfigurationError("a callback must be callable")
         reject_generator_function("callback", callback)
         require_arguments("callback", callback, "event")
-        (self._deferred if is_awaited(callback) else self._plain)[kind].append(callback)
+        self._callbacks[kind].append((callback, is_awaited(callback)))
         self.subscribed.add(kind)
 
     def off(self, name: str, callback: Callback) -> None:
@@ -111,19 +111,21 @@ class EventDispatcher:
             ConfigurationError: There is no such event, or the callback is not subscribed to it.
         """
         kind = _kind_of(name)
-        for subscriptions in (self._plain[kind], self._deferred[kind]):
-            if callback in subscriptions:
-                subscriptions.remove(callback)
-                break
-        else:
+        subscriptions = self._callbacks[kind]
+        found = next((one for one in subscriptions if one[0] == callback), None)
+        if found is None:
             raise ConfigurationError("this callback is not subscribed to this event")
-        if not (self._plain[kind] or self._deferred[kind]):
+        subscriptions.remove(found)
+        if not subscriptions:
             self.subscribed.discard(kind)
 
     def emit(self, event: EngineEvent) -> None:
         """Call the callbacks on the event loop. Never waits and raises no error of a callback."""
         kind = type(event)
-        for callback in tuple(self._plain[kind]):  # a callback may end a subscription
+        for callback, is_async in tuple(self._callbacks[kind]):  # a callback may end a subscription
+            if is_async:
+                self._defer(callback, event)
+                continue
             try:
                 result = callback(event)
                 if inspect.isawaitable(result):  # a plain function that returned a coroutine
@@ -134,8 +136,6 @@ class EventDispatcher:
                 # A bug in the callback must not affect the engine or the message. A CancelledError is caught as well:
                 # a plain callback awaits nothing, so the cancellation was not addressed to this task.
                 _log_failure(callback, event, error)
-        for callback in self._deferred[kind]:
-            self._defer(callback, event)
 
     def _defer(self, callback: Callback, event: EngineEvent) -> None:
         self._queue.append((callback, event))

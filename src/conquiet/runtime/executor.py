@@ -278,42 +278,22 @@ class HandlerBatching:
 
 
 def _traced(run: Execute, group: str) -> Execute:
-    """Wrap each run in a span. A handler that never suspends costs no coroutine here either."""
+    """Wrap each run in a span."""
 
-    def execute(message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:
+    async def trace(message: RuntimeMessage, leases: LeaseManager) -> Settlement:
         assert tracing.active is not None  # noqa: S101 - checked by the caller
         # SPEC(001): an entry is the caller's JSON object only. It cannot carry a trace context.
-        span = tracing.active.process("redis", message.stream, message_id=message.id, group=group)
-        span.__enter__()
-        try:
-            outcome = run(message, leases)
-            if isinstance(outcome, Settlement):
-                _record(span, message, outcome)
-        except BaseException as error:
-            span.__exit__(type(error), error, error.__traceback__)
-            raise
-        if not isinstance(outcome, Settlement):
-            return finish(span, message, outcome)
-        span.__exit__(None, None, None)
-        return outcome
+        with tracing.active.process("redis", message.stream, message_id=message.id, group=group) as span:
+            begun = run(message, leases)
+            settlement = begun if isinstance(begun, Settlement) else await begun
+            record_settlement(span, message, settlement)
+            return settlement
 
-    async def finish(span: tracing.Span, message: RuntimeMessage, begun: Awaitable[Settlement]) -> Settlement:
-        error: BaseException | None = None
-        try:
-            settlement = await begun
-            _record(span, message, settlement)
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            span.__exit__(None if error is None else type(error), error, None)
-        return settlement
-
-    return execute
+    return lambda message, leases: start_in_context(trace(message, leases))
 
 
-def _record(span: tracing.Span, message: RuntimeMessage, settlement: Settlement) -> None:
-    """Record the settlement in the span."""
+def record_settlement(span: tracing.Span, message: RuntimeMessage, settlement: Settlement) -> None:
+    """Record the settlement in the span of a run."""
     if not span.is_dropped:
         span.set("conquiet.settlement", settlement_name(settlement))
         if message.lease_lost:

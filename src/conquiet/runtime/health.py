@@ -9,7 +9,7 @@ from conquiet.runtime.metrics import StreamCounts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineHealth(Health):
-    """The health of an engine, with its figures. ``reason`` follows from them.
+    """The health of an engine, with its figures. ``reason`` follows from them. The defaults: it was not started.
 
     Attributes:
         connected: The reading connection is open.
@@ -29,17 +29,17 @@ class EngineHealth(Health):
 
     reason: str = field(default="", init=False)
     handled: int = 0
-    connected: bool
-    progress_age_s: float
-    active: int
-    in_flight: int
-    unacknowledged: int
-    lease_alive: bool
-    lag: Mapping[str, int | None]
-    streams: Mapping[str, StreamCounts]
-    reconnects: int
-    concurrency: int
-    progress_timeout_s: float
+    connected: bool = False
+    progress_age_s: float = 0.0
+    active: int = 0
+    in_flight: int = 0
+    unacknowledged: int = 0
+    lease_alive: bool = False
+    lag: Mapping[str, int | None] = field(default_factory=dict)
+    streams: Mapping[str, StreamCounts] = field(default_factory=dict)
+    reconnects: int = 0
+    concurrency: int = 0
+    progress_timeout_s: float = 0.0
     paused: bool = False
 
     def __post_init__(self) -> None:
@@ -81,18 +81,5 @@ class StopReport:
     unanswered_reads: int = 0
 
 
-NOT_STARTED = EngineHealth(
-    status=Status.NEW,
-    connected=False,
-    progress_age_s=0.0,
-    active=0,
-    in_flight=0,
-    unacknowledged=0,
-    lease_alive=False,
-    lag={},
-    streams={},
-    reconnects=0,
-    concurrency=0,
-    progress_timeout_s=0.0,
-)
+NOT_STARTED = EngineHealth(status=Status.NEW)
 NOTHING_DONE = StopReport(succeeded=0, failed=0, released=0, unreleased=0, abandoned=(), unacknowledged=())

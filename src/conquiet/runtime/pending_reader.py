@@ -1,7 +1,7 @@
 """Claim pending entries: stale entries, this consumer's entries from before a restart, entries of a lost reply."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from conquiet.errors import QueueError
@@ -11,7 +11,7 @@ from conquiet.redis_transport.errors import ResponseError, translate
 from conquiet.redis_transport.ids import next_id, parse_id
 from conquiet.redis_transport.replies import pending_rows
 from conquiet.runtime.claim_schedule import START
-from conquiet.runtime.claiming import OWN, UNDO_DELIVERY_COUNT, Taken, TakenOver, take_over, taken_over
+from conquiet.runtime.claiming import OWN, Taken, TakenOver, take_over, taken_over
 from conquiet.runtime.entry_decoder import EntryDecoder
 from conquiet.runtime.lease_table import LeaseTable
 from conquiet.runtime.message import Charge, RuntimeMessage
@@ -53,20 +53,14 @@ class PendingReader:
         self._newest = newest
         self._recovered: dict[str, str] = {}
         """The position of ``recover_undelivered`` in each stream since the last loss."""
-        self._has_autoclaim = True
 
     async def read_own(self, stream: str, cursor: str, count: int) -> tuple[list[RuntimeMessage], str | None]:
         """Return entries that are pending for this consumer, and the next cursor (None: no more).
 
         Used at the start of a stream. Messages already in flight (recovered by a reconnect) are skipped.
         """
-        sent_at = time.monotonic()
-        taken = await self._take_over(stream, idle_ms=OWN, cursor=next_id(cursor), count=count, command="XCLAIM")
-        held = self._table.of(stream)
-        messages = [message for message in self._messages(stream, taken, sent_at) if message.id not in held]
-        messages = await self._count_deliveries(stream, messages)
-        self._table.add(messages)
-        return messages, None if taken.cursor == START else taken.cursor
+        messages, following = await self._take_over(stream, OWN, next_id(cursor), count)
+        return messages, None if following == START else following
 
     async def recover_undelivered(
         self, stream: str, capacity: int, *, sent_at: float, by_claim: bool
@@ -129,34 +123,10 @@ class PendingReader:
 
     async def claim(self, stream: str, cursor: str, count: int) -> tuple[list[RuntimeMessage], str]:
         """Claim stale entries from ``cursor`` on. Return them and the next cursor (``0-0``: all were seen)."""
-        if not self._has_autoclaim:
-            return await self._claim_without_autoclaim(stream, cursor, count)
-        sent_at = time.monotonic()
-        idle_ms = self._settings.claim_idle_ms
-        try:
-            taken = await self._take_over(
-                stream,
-                idle_ms=idle_ms,
-                cursor=cursor,
-                count=count,
-                command="XAUTOCLAIM",
-                in_flight=self._table.of(stream).values(),
-            )
-        except _NoSuchCommandError:
-            self._has_autoclaim = False
-            return await self._claim_without_autoclaim(stream, cursor, count)
-        return await self._claimed(stream, self._messages(stream, taken, sent_at)), taken.cursor
+        return await self._take_over(stream, self._settings.claim_idle_ms, cursor, count)
 
-    async def _take_over(
-        self,
-        stream: str,
-        *,
-        idle_ms: int,
-        cursor: str,
-        count: int,
-        command: str,
-        in_flight: Iterable[RuntimeMessage] = (),
-    ) -> TakenOver:
+    async def _take_over(self, stream: str, idle_ms: int, cursor: str, count: int) -> tuple[list[RuntimeMessage], str]:
+        sent_at = time.monotonic()
         packed = take_over(
             stream,
             (self._group, self._consumer_id),
@@ -165,14 +135,12 @@ class PendingReader:
             cursor=cursor,
             count=count,
             known=self._decoder.known_malformed(stream),
-            in_flight=in_flight,
+            in_flight=self._table.of(stream).values(),
         )
-        (reply,) = await self._connection.call([packed])
-        if isinstance(reply, ResponseError):
-            if "unknown command" in str(reply).lower() or "unknown redis command" in str(reply).lower():
-                raise _NoSuchCommandError from reply
-            raise self._translated(reply, stream, command)
-        return taken_over(reply)
+        taken = taken_over(await self._call(stream, "XCLAIM" if idle_ms == OWN else "XAUTOCLAIM", packed))
+        messages = await self._still_ours(stream, self._messages(stream, taken, sent_at))
+        self._table.add(messages)
+        return messages, taken.cursor
 
     def _messages(self, stream: str, taken: TakenOver, leased_at: float) -> list[RuntimeMessage]:
         """Return the claimed entries as messages with delivery counts. Report malformed and deleted entries."""
@@ -195,80 +163,15 @@ class PendingReader:
             return Charge.COUNTED
         return Charge.AT_START if self._table.has_survived(message) else Charge.AT_START_ALONE
 
-    async def _claimed(self, stream: str, messages: list[RuntimeMessage]) -> list[RuntimeMessage]:
-        held = self._table.of(stream)
-        # A message in flight here became stale because the heartbeat was late or its handler exceeded max_lease_s. It
-        # is running and is not started again, so the claim must not be counted.
-        ours = [held[message.id] for message in messages if message.id in held and message.charge is Charge.COUNTED]
-        if ours:
-            await self._undo_charge(stream, ours)
-        messages = [message for message in messages if message.id not in held]
-        messages = await self._count_deliveries(stream, messages)
-        self._table.add(messages)
-        return messages
-
-    async def _undo_charge(self, stream: str, running: list[RuntimeMessage]) -> None:
-        expired = [message for message in running if message.lease_lost]
-        idle = {False: 0, True: self._settings.claim_idle_ms}  # an expired lease stays claimable
-        calls = [
-            pack(
-                "EVAL",
-                UNDO_DELIVERY_COUNT,
-                1,
-                stream,
-                self._group,
-                self._consumer_id,
-                idle[over],
-                *(m.id for m in those),
-            )
-            for over, those in ((True, expired), (False, [m for m in running if not m.lease_lost]))
-            if those
-        ]
-        for reply in await self._connection.call(calls):
-            if isinstance(reply, ResponseError):
-                raise self._translated(reply, stream, "EVAL")
-
-    async def _count_deliveries(self, stream: str, messages: list[RuntimeMessage]) -> list[RuntimeMessage]:
-        """Set the delivery counts, and return the messages that are still pending for this consumer.
-
-        Only XPENDING returns the count; new entries have 1. An entry is no longer pending if this engine acknowledged
-        it on the other connection between the claim and its reply.
-        """
+    async def _still_ours(self, stream: str, messages: list[RuntimeMessage]) -> list[RuntimeMessage]:
+        """Return the messages that are still pending for this consumer: another may have claimed one since."""
         if not messages:
             return messages
-        packed = [
-            pack("XPENDING", stream, self._group, message.id, message.id, 1, self._consumer_id) for message in messages
-        ]
-        ours = []
-        for message, reply in zip(messages, await self._connection.call(packed), strict=True):
-            rows = [] if isinstance(reply, ResponseError) else pending_rows(reply)
-            if rows:
-                message.delivery_count = rows[0].deliveries + (message.charge is not Charge.COUNTED)
-            if rows or isinstance(reply, ResponseError):
-                ours.append(message)
-        return ours
-
-    async def _claim_without_autoclaim(self, stream: str, cursor: str, count: int) -> tuple[list[RuntimeMessage], str]:
-        """Claim with XPENDING, filtered here, and XCLAIM. SPEC(002 CM-001.3)."""
-        sent_at = time.monotonic()
-        min_idle_ms = self._settings.claim_idle_ms
-        start = "-" if cursor == START else cursor
-        rows = pending_rows(
-            await self._call(stream, "XPENDING", pack("XPENDING", stream, self._group, start, "+", _PAGE))
-        )
-        stale = [row.id for row in rows if row.idle_ms >= min_idle_ms][:count]
-        next_cursor = START
-        if len(stale) == count:
-            next_cursor = next_id(stale[-1])
-        elif len(rows) == _PAGE:
-            next_cursor = next_id(rows[-1].id)
-        if not stale:
-            return [], next_cursor
-        # XCLAIM checks the idle time again, so two engines that read the same page do not both claim an entry.
-        packed = pack("XCLAIM", stream, self._group, self._consumer_id, min_idle_ms, *stale)
-        raw = await self._call(stream, "XCLAIM", packed)
-        entries = [item for item in raw if item is not None]
-        return await self._claimed(stream, self._decoder.decode(stream, entries, leased_at=sent_at)), next_cursor
+        who = (stream, self._group)
+        packed = [pack("XPENDING", *who, message.id, message.id, 1, self._consumer_id) for message in messages]
+        replies = await self._connection.call(packed)
+        # A refusal proves nothing: the message stays in.
+        return [message for message, reply in zip(messages, replies, strict=True) if reply]
 
     async def _call(self, stream: str, command: str, packed: bytes) -> Any:
         (reply,) = await self._connection.call([packed])
@@ -278,7 +181,3 @@ class PendingReader:
 
     def _translated(self, reply: ResponseError, stream: str, command: str) -> QueueError:
         return translate(reply, stream=stream, group=self._group, command=command)
-
-
-class _NoSuchCommandError(Exception):
-    """The command is disabled on the server."""

@@ -15,6 +15,7 @@ See docs/decisions/0014.
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import asdict
 from typing import Any
 
 from conquiet.core.log import FactLogger
@@ -158,14 +159,5 @@ async def wait_shielded(
 
 
 def _log(report: StopReport, stubborn: int) -> None:
-    facts = {
-        "succeeded": report.succeeded,
-        "failed": report.failed,
-        "released": report.released,
-        "unreleased": report.unreleased,
-        "abandoned": len(report.abandoned),
-        "unacknowledged": len(report.unacknowledged),
-        "unanswered_reads": report.unanswered_reads,
-        "stubborn": stubborn,
-    }
-    logger.info("worker stopped: %(succeeded)s succeeded, %(failed)s failed", **facts)
+    facts = asdict(report) | {"abandoned": len(report.abandoned), "unacknowledged": len(report.unacknowledged)}
+    logger.info("worker stopped: %(succeeded)s succeeded, %(failed)s failed", **facts, stubborn=stubborn)

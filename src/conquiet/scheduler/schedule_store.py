@@ -14,7 +14,7 @@ is only a directory and is written before anything it points to.
 
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -329,11 +329,6 @@ def _moment(text: str) -> int:
     moment = int(text)
     from_ms(moment)  # ValueError if it is not a date
     return moment
-
-
-def moved(record: Record, pointer: int) -> Record:
-    """Return the record with the server's pointer."""
-    return replace(record, decided=pointer)
 
 
 def _arguments(request: FireRequest) -> Iterable[Arg]:

@@ -18,6 +18,7 @@ from conquiet.core.background import BackgroundWorker, stop_on
 from conquiet.core.clock import SYSTEM_CLOCK, Clock
 from conquiet.core.lifecycle import AsyncLifecycle, Health
 from conquiet.core.log import FactLogger
+from conquiet.core.task_cancellation import cancel_from_any_thread, is_ending
 from conquiet.core.validation import require_seconds
 from conquiet.errors import ConfigurationError, QueueError
 from conquiet.metrics.outages import OutageWatch
@@ -122,8 +123,7 @@ class Scheduler(BackgroundWorker, Schedules):
             async with stop_on(stop_event, self._end):
                 await self._work
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if is_ending(asyncio.current_task()):
                 raise
             logger.warning("scheduler stopped by force; its last round was interrupted")
         finally:
@@ -141,9 +141,9 @@ class Scheduler(BackgroundWorker, Schedules):
         An interrupted round is safe: the next round of any host reads from the pointer whether it took effect. May be
         called from a signal handler or another thread.
         """
-        forced = self._life.request_stop()
-        if self._work is not None:
-            self._on_loop(self._work.cancel if forced else self._stopped.set)
+        if self._life.request_stop():
+            cancel_from_any_thread(self._work)
+        self._wake()
 
     async def close(self) -> None:
         """Stop, wait for the end, and close the connections. May be called twice."""
@@ -224,13 +224,12 @@ class Scheduler(BackgroundWorker, Schedules):
     def _end(self) -> None:
         """Stop without counting as a call of ``stop()``: a later ``stop()`` does not force."""
         self._life.stop()
-        if self._work is not None:
-            self._on_loop(self._stopped.set)
+        self._wake()
 
-    def _on_loop(self, call: Callable[[], object]) -> None:
+    def _wake(self) -> None:
         if self._work is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._work.get_loop().call_soon_threadsafe(call)
+                self._work.get_loop().call_soon_threadsafe(self._stopped.set)
 
     def _is_live(self, record: Record) -> bool:
         return super()._is_live(record) and self._firer.is_wanted(record)

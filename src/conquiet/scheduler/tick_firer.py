@@ -6,6 +6,7 @@ the time since it last saw the server's.
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import accumulate
 
 from conquiet.core.clock import Clock
@@ -24,7 +25,7 @@ from conquiet.processor.jobs import JobRecorder, JobState, NewState
 from conquiet.processor.keys import keys_of
 from conquiet.scheduler.entries import Origin, ScheduleEntry
 from conquiet.scheduler.misfires import FirePlan, plan_fires
-from conquiet.scheduler.schedule_store import Declared, FireRequest, FireResult, Record, ScheduleStore, moved
+from conquiet.scheduler.schedule_store import Declared, FireRequest, FireResult, Record, ScheduleStore
 from conquiet.scheduler.stream_state import StreamState
 
 logger = FactLogger(__name__)
@@ -203,11 +204,11 @@ class TickFirer:
             match result:
                 case FireResult.DONE:
                     fired += [(entry.fire_id(due), entry.event, 1, JobState.WAITING) for due in request.plan.fire]
-                    state.records[entry.name] = moved(request.record, pointer)
+                    state.records[entry.name] = replace(request.record, decided=pointer)
                     state.schedule(entry.name, request.plan.wake_at)
                     _record_fired(stream, request, server_now)
                 case FireResult.STALE:  # another host was first
-                    state.records[entry.name] = moved(request.record, pointer)
+                    state.records[entry.name] = replace(request.record, decided=pointer)
                     state.wake_at[entry.name] = pointer
                 case FireResult.EARLY:
                     state.wake_at[entry.name] = max(map(entry.fire_at, request.plan.fire))

@@ -64,7 +64,9 @@ def test_a_step_on_keys_of_both_nodes_waits_for_the_migration(
     next(steps)  # one of the two keys has moved
 
     replies: list[Any] = []
-    thread = threading.Thread(target=lambda: replies.append(PUT.run_sync(clone, ["{a}:1", "{a}:2", "{a}:3"], ["x"])))
+    thread = threading.Thread(
+        target=lambda: replies.append(PUT.call_sync(clone, ["{a}:1", "{a}:2", "{a}:3"], ["x"], stream="{a}"))
+    )
     thread.start()
     asked = redis_cluster.master_of("{a}")
     wait_until(lambda: _refusals(asked, "TRYAGAIN") > 0)

@@ -12,7 +12,7 @@ from tests.integration.runtime.conftest import Enqueue, MakeEngine, Run
 from tests.redis_clients import RawRedis
 
 from conquiet.errors import QueueError
-from conquiet.runtime import MessageContext, RuntimeMessage
+from conquiet.runtime import MessageContext, RuntimeMessage, claiming
 from conquiet.runtime.stream_reader import StreamReader
 from conquiet.testing import wait_until_async
 from conquiet.testing.proxy import FaultProxy
@@ -103,14 +103,15 @@ async def test_a_claim_whose_reply_is_lost_is_found_wherever_its_entries_stand(
 
 @pytest.mark.parametrize("way", ["read_own", "claim", "claim without XAUTOCLAIM", "recover_undelivered"])
 async def test_messages_returned_by_a_recovery_are_held_afterwards(
-    reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue, way: str
+    reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """A message that is not in the table is not extended: it would become stale during its handler and run twice."""
     ids = enqueue(2)
     sent_at = time.monotonic()
     lose(raw, stream, 2)
     if way.startswith("claim"):
-        reader.pending._has_autoclaim = way == "claim"
+        if way != "claim":
+            monkeypatch.setattr(claiming, "TAKE_OVER", claiming.TAKE_OVER.replace("XAUTOCLAIM", "XDISABLED"))
         raw.xclaim(stream, "processor", "dead", 0, ids, idle=3_600_000, justid=True)
         found, _ = await reader.pending.claim(stream, "0-0", 5)
     elif way == "read_own":
@@ -122,7 +123,7 @@ async def test_messages_returned_by_a_recovery_are_held_afterwards(
     assert reader._table.snapshot() == found
 
 
-@pytest.mark.parametrize(("own", "command"), [(True, "XCLAIM"), (False, "XAUTOCLAIM"), (False, "XCLAIM")])
+@pytest.mark.parametrize(("own", "command"), [(True, "XCLAIM"), (False, "XAUTOCLAIM")])
 async def test_a_refused_look_says_which_command_was_refused(
     reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue, command: str, *, own: bool
 ) -> None:
@@ -130,7 +131,6 @@ async def test_a_refused_look_says_which_command_was_refused(
     lose(raw, stream, 2)
     owner = reader._consumer_id if own else "dead"
     raw.xclaim(stream, "processor", owner, 0, ids, idle=3_600_000, justid=True)
-    reader.pending._has_autoclaim = command == "XAUTOCLAIM"
     raw.config_set("min-replicas-to-write", 1)
     try:
         with pytest.raises(QueueError, match=rf"{command} .* refused .*NOREPLICAS"):
@@ -139,7 +139,36 @@ async def test_a_refused_look_says_which_command_was_refused(
         raw.config_set("min-replicas-to-write", 0)
 
     assert reader._table.snapshot() == []
-    assert reader.pending._has_autoclaim == (command == "XAUTOCLAIM")
+
+
+async def test_a_forbidden_claim_is_not_taken_for_a_disabled_command(
+    reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue
+) -> None:
+    ids = enqueue(1)
+    lose(raw, stream, 1)
+    raw.xclaim(stream, "processor", "dead", 0, ids, idle=3_600_000, justid=True)
+    raw.execute_command("ACL", "SETUSER", "default", "-xautoclaim")
+    try:
+        with pytest.raises(QueueError, match=r"XAUTOCLAIM .* refused"):
+            await reader.pending.claim(stream, "0-0", 5)
+    finally:
+        raw.execute_command("ACL", "SETUSER", "default", "+xautoclaim")
+
+
+async def test_reading_our_own_entries_charges_no_message_in_flight(
+    reader: StreamReader, stream: str, raw: RawRedis, enqueue: Enqueue
+) -> None:
+    """They were recovered by a reconnect during the start, and run already."""
+    enqueue(2)
+    sent_at = time.monotonic()
+    lose(raw, stream, 2)
+    held, _ = await reader.pending.recover_undelivered(stream, 5, sent_at=sent_at, by_claim=False)
+
+    again, _ = await reader.pending.read_own(stream, "0-0", 5)
+
+    rows = raw.xpending_range(stream, "processor", "-", "+", 5)
+    assert (len(held), again) == (2, [])
+    assert [row["times_delivered"] for row in rows] == [1, 1]
 
 
 async def test_a_failed_message_does_not_rerun_after_a_lost_claim_reply(

@@ -65,13 +65,13 @@ async def test_a_message_acknowledged_during_its_claim_is_not_run_again(
     engine = make_engine(handler, claim_idle_ms=2_000)
     (shard,) = engine._shards
     reader: Any = shard._reader.pending
-    claimed = reader._claimed
+    still_ours = reader._still_ours
 
     async def acknowledged_meanwhile(*given: Any) -> Any:
         raw.xack(stream, "processor", entry)
-        return await claimed(*given)
+        return await still_ours(*given)
 
-    reader._claimed = acknowledged_meanwhile
+    reader._still_ours = acknowledged_meanwhile
     engine_run = run(engine)
     await wait_until_async(lambda: raw.xpending(stream, "processor")["pending"] == 0)
     (fresh,) = enqueue()

@@ -164,7 +164,6 @@ def test_modules_log_through_the_helper() -> None:
     """Facts in ``extra`` alone are invisible under Python's own format. See CONTRIBUTING, "Log lines"."""
     package = Path(conquiet.__file__).parent
     own = {"core/log.py", "signals.py", "metrics/safety.py", "app/invocation.py", "processor/context.py"}
-    own |= {"processor/ordering.py", "processor/partitioned.py", "processor/results.py"}  # their texts hold the facts
 
     direct = {
         str(path.relative_to(package))

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from conquiet.core.task_cancellation import forget_cancellations, reraise_swallowed_cancellation
+from conquiet.core.task_cancellation import cancel_from_any_thread, forget_cancellations, reraise_swallowed_cancellation
 
 
 async def test_a_swallowed_cancellation_is_raised_at_the_end() -> None:
@@ -62,3 +62,24 @@ async def test_every_request_of_several_is_called_off() -> None:
         return task.cancelling()
 
     assert await asyncio.create_task(asked_twice()) == 0
+
+
+async def test_a_task_is_cancelled_from_another_thread() -> None:
+    task = asyncio.create_task(asyncio.Event().wait())
+
+    await asyncio.to_thread(cancel_from_any_thread, task)
+    await asyncio.wait({task})
+
+    assert task.cancelled()
+
+
+def test_cancelling_a_task_of_a_closed_loop_has_no_effect() -> None:
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(asyncio.sleep(0))
+    loop.run_until_complete(task)
+    loop.close()
+
+    cancel_from_any_thread(task)
+    cancel_from_any_thread(None)
+
+    assert not task.cancelled()

@@ -8,7 +8,6 @@ import pytest
 from conquiet.core.settlement import ACKNOWLEDGE, MOVED, Defer, KeepPending, Settlement
 from conquiet.processor.admission import Admission
 from conquiet.processor.envelope import Envelope
-from conquiet.processor.keys import keys_of
 from conquiet.processor.parts import ServerClock
 from conquiet.processor.policy import RateLimit
 from conquiet.processor.settler import Step
@@ -31,9 +30,8 @@ class Server:
         self.asked: list[str] = []
         everything: Any = self
         self.admission = Admission(
-            SimpleNamespace(keys={"s": keys_of("s")}, clock=ServerClock(), pauses=everything),  # type: ignore[arg-type]
-            cancels=everything,
-            canceller=cast("Any", SimpleNamespace(cancel=self._cancel)),
+            SimpleNamespace(clock=ServerClock(), pauses=everything),  # type: ignore[arg-type]
+            canceller=everything,
             settler=everything,
             unknown=cast("Any", SimpleNamespace(decide=self._unknown)),
         )
@@ -62,7 +60,7 @@ class Server:
     def acknowledge_with_turn(self, *_: object) -> None:
         self.asked.append("turn")
 
-    async def _cancel(self, *_: object) -> Settlement:
+    async def cancel(self, *_: object) -> Settlement:
         return CANCELLED
 
     async def _unknown(self, *_: object) -> Settlement:

@@ -12,7 +12,7 @@ from conquiet.core.settlement import ACKNOWLEDGE, DeadLetter, Defer, KeepPending
 from conquiet.errors import ConfigurationError, ConquietError, InfrastructureError, MessageInProgressError
 from conquiet.processor.admission import Admission
 from conquiet.processor.attempt_recorder import AttemptRecorder
-from conquiet.processor.cancellation import CancelWatch
+from conquiet.processor.cancellation import JobCanceller
 from conquiet.processor.dead_letter_record import decode_record, describe
 from conquiet.processor.delayed import clock_difference
 from conquiet.processor.envelope import Envelope, EnvelopeError, to_payload
@@ -20,7 +20,6 @@ from conquiet.processor.envelope_decoder import EnvelopeDecoder
 from conquiet.processor.execution import Execution
 from conquiet.processor.foreign import ForeignGuard
 from conquiet.processor.handler_runner import HandlerRunner
-from conquiet.processor.job_canceller import JobCanceller
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.ordering import NO_TURN
 from conquiet.processor.parts import ProcessorParts
@@ -89,20 +88,18 @@ def execution_of(
     handler = HandlerSettings(event="pay", function=function, retry=retry or RetryPolicy())
     runners = {"pay": HandlerRunner(handler, [], emitter=None, threads=lambda: None)}  # type: ignore[arg-type, return-value]
     parts = the_parts(**settings)
-    cancels = CancelWatch(parts)
     results = ResultWriter(None, max_bytes=1_000)  # type: ignore[arg-type]
-    canceller = JobCanceller(parts, runners, cancels=cancels, results=results)
+    canceller = JobCanceller(parts, runners, results=results)
     return Execution(
         runners=runners,
         decoder=EnvelopeDecoder("processor", ForeignGuard(None, None, None)),  # type: ignore[arg-type]
         admission=Admission(
             parts,
-            cancels=cancels,
             canceller=canceller,
             settler=settler,  # type: ignore[arg-type]
             unknown=UnknownEvents(parts, runners),
         ),
-        attempts=AttemptRecorder(parts, results=results, cancels=cancels, canceller=canceller),
+        attempts=AttemptRecorder(parts, results=results, canceller=canceller),
         settler=settler,  # type: ignore[arg-type]
         canceller=canceller,
         batching=None,
