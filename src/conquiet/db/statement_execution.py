@@ -15,7 +15,8 @@ from sqlalchemy import TextClause
 from sqlalchemy.engine import Connection, Dialect
 
 from conquiet.db import sql
-from conquiet.db.errors import mark_not_sent, number_of, outcome_unknown
+from conquiet.db.driver_errors import number_of
+from conquiet.db.errors import mark_not_sent, outcome_unknown
 from conquiet.db.statement_batch import Rows
 
 _NO_PARAMS: Final[Mapping[str, Any]] = {}

@@ -25,7 +25,7 @@ from conquiet.db.insert import Inserts
 from conquiet.db.locking import make_lock_backend
 from conquiet.db.locking.base import LockBackend
 from conquiet.db.locking.strategy import LockStrategy
-from conquiet.db.metrics import observe_db_batch, observe_db_write
+from conquiet.db.metrics import count_db_writes, observe_db_latency, observe_db_write
 from conquiet.db.models import DbOperation, DbOperationType, WriteOutcome
 from conquiet.db.update import Change, Updates
 from conquiet.db.writer_pool import WriterPool, writer_pool_of
@@ -156,13 +156,10 @@ class DbWriter(ClosedAfterUse):
             self._inserts.many(self._pool(), rows, outcomes)
         finally:
             done = len(outcomes) - before  # rows without an outcome failed
-            observe_db_batch(
-                rows.table,
-                DbOperationType.INSERT.value,
-                succeeded=done,
-                failed=len(rows.ops) - done,
-                latency_s=time.monotonic() - started,
-            )
+            table, op_type = rows.table, DbOperationType.INSERT.value
+            count_db_writes(table, op_type, "success", done)
+            count_db_writes(table, op_type, "error", len(rows.ops) - done)
+            observe_db_latency(table, op_type, time.monotonic() - started)
 
     def _pool(self) -> WriterPool:
         if self._closed:

@@ -29,12 +29,10 @@ from conquiet.db.commit_status import (
     PAUSE_S,
     TIMEOUT_S,
     CommitStatus,
-    NoTransactionId,
     TransactionId,
     after_lost_reply,
     attempts,
     current_transaction,
-    failed_transaction,
     status_of,
 )
 from conquiet.db.dialects import is_postgres
@@ -144,13 +142,9 @@ class AsyncTransaction:
     async def _identify(self, connection: AsyncConnection) -> TransactionId | None:
         """Return the id of PostgreSQL's transaction, to resolve it if the reply to COMMIT is lost."""
         try:
-            found = await connection.run_sync(current_transaction)
+            return await connection.run_sync(current_transaction, _TRANSACTION.operation)
         except DBAPIError as error:
             raise as_write_error(error, _TRANSACTION) from error
-        if found is NoTransactionId.FAILED:
-            # COMMIT would roll back and report no error, and the message would be acknowledged without its effect.
-            raise failed_transaction(_TRANSACTION.operation)
-        return found if isinstance(found, TransactionId) else None
 
     async def _send_commit(self, connection: AsyncConnection, transaction: TransactionId | None) -> None:
         try:

@@ -7,7 +7,8 @@ import pytest
 from sqlalchemy.exc import IntegrityError, OperationalError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from conquiet.db.errors import DbErrorKind, OperationInfo, as_write_error, fault_of, number_of, outcome_unknown
+from conquiet.db.driver_errors import number_of
+from conquiet.db.errors import DbErrorKind, OperationInfo, as_write_error, fault_of, outcome_unknown
 from conquiet.errors import (
     CommitUnknownError,
     ConflictError,
