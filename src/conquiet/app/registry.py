@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from conquiet.app.emission import Emit, SyncEmit
 from conquiet.app.events import Event, Events
-from conquiet.app.parameters import Signature, SignatureReader, Source
+from conquiet.app.parameters import SessionKind, Signature, SignatureReader, Source
 from conquiet.app.resources import Resources
 from conquiet.errors import ConfigurationError, MissingExtraError
 
@@ -83,11 +83,11 @@ class Registry:
     """The declared parts of an application.
 
     Args:
-        require_session: Called with the signature of each function with a session; raises if the app cannot provide
-            the session.
+        require_session: Called with the kind of session that a function asks for, the name of its parameter, and what
+            the function is; raises if the app cannot provide the session.
     """
 
-    def __init__(self, require_session: Callable[[Signature, str], None]) -> None:
+    def __init__(self, require_session: Callable[[SessionKind, str, str], None]) -> None:
         self._require_session = require_session
         self.events = Events()
         self.resources = Resources()
@@ -162,7 +162,7 @@ class Registry:
         signature = reader.read(function)
         _require_colour(signature, what)
         if signature.session is not None:
-            self._require_session(signature, what)
+            self._require_session(signature.session, signature.session_name, what)
         elif not once:
             raise ConfigurationError(
                 f"the {what} has once=False and no session: without a transaction there is no inbox row to leave out"

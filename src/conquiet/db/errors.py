@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -26,6 +27,7 @@ from conquiet.db.driver_errors import (
     original_of,
     sqlstate_of,
 )
+from conquiet.db.engine_pool import database_address, pool_timeout_hint
 from conquiet.errors import (
     CommitUnknownError,
     ConflictError,
@@ -236,9 +238,7 @@ def as_write_error(
     info: OperationInfo,
     *,
     committing: bool = False,
-    connecting: bool = False,
-    hint: str | None = None,
-    server: str = "",
+    connecting: Engine | None = None,
 ) -> DbWriteError:
     """Build conquiet's error for a driver error; the caller raises it ``from`` the driver error.
 
@@ -247,10 +247,9 @@ def as_write_error(
         info: The operation.
         committing: The server may have committed before the error: COMMIT was in flight, or a statement that is its
             own transaction.
-        connecting: No connection was made yet. Then every driver error means that the database is unavailable, also
-            an unknown schema or a wrong password: no other work would get further.
-        hint: Replaces the description of the fault.
-        server: Where the database is, for the text of a failure to connect; see ``database_address``.
+        connecting: The engine, if it could not open a connection. Then every driver error means that the database is
+            unavailable, also an unknown schema or a wrong password: no other work would get further. The text names
+            the address, and the size of a pool without a free connection.
     """
     code, state, fault = driver_code_of(error), sqlstate_of(error), fault_of(error)
     number = number_of(error)
@@ -265,16 +264,16 @@ def as_write_error(
             "check for the row, or let an inbox decide, before doing it again",
             **facts,
         )
-    if connecting and fault is not DbErrorKind.POOL_EXHAUSTED and _from_driver(error):
+    if connecting is not None and fault is not DbErrorKind.POOL_EXHAUSTED and _from_driver(error):
         fault = DbErrorKind.UNREACHABLE
     description = (
-        hint
+        (None if connecting is None else pool_timeout_hint(error, connecting.pool))
         or describe_missing_object(error, own_statement=info.table is not None)
         or (_FAILED_BEFORE if state == FAILED_TRANSACTION else None)
-        or (_REFUSED_LOGIN if connecting and is_refused_login(error) else None)
+        or (_REFUSED_LOGIN if connecting is not None and is_refused_login(error) else None)
         or _DESCRIPTIONS.get(fault, "") + _REMEDIES.get(fault, "")
     )
-    if server and fault in UNAVAILABLE:
+    if connecting is not None and fault in UNAVAILABLE and (server := database_address(connecting)):
         description = f"{description} (server {server})"
     return _KINDS.get(fault, DbWriteError)(f"{info} failed{shown}: {description}", **facts)
 

@@ -37,7 +37,6 @@ from conquiet.db.commit_status import (
 from conquiet.db.connection_cleanup import clean_up, invalidate
 from conquiet.db.dialects import is_mysql, is_postgres, require_supported
 from conquiet.db.driver_errors import FAILED_TRANSACTION
-from conquiet.db.engine_pool import database_address, pool_timeout_hint
 from conquiet.db.errors import (
     ENDS_TRANSACTION,
     OperationInfo,
@@ -101,13 +100,7 @@ class DbSession:
             self._conn = self._engine.connect()
         except Exception as error:
             self._life.finish()
-            raise as_write_error(
-                error,
-                OperationInfo("opening a session"),
-                connecting=True,
-                hint=pool_timeout_hint(error, self._engine.pool),
-                server=database_address(self._engine),
-            ) from error
+            raise as_write_error(error, OperationInfo("opening a session"), connecting=self._engine) from error
         try:
             self._reject_autocommit(self._conn)
             # Sends nothing. An ORM session that joins the connection from now on finds a transaction of other code.

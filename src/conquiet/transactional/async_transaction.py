@@ -36,7 +36,6 @@ from conquiet.db.commit_status import (
     status_of,
 )
 from conquiet.db.dialects import is_postgres
-from conquiet.db.engine_pool import database_address, pool_timeout_hint
 from conquiet.db.errors import OperationInfo, as_write_error, is_transient
 from conquiet.db.failover import is_demotion
 from conquiet.errors import (
@@ -97,10 +96,8 @@ class AsyncTransaction:
             raise
         except Exception as error:
             await self._give_up(connection, error)
-            hint = pool_timeout_hint(error, self._engine.sync_engine.pool)
-            server = database_address(self._engine.sync_engine)
             info = OperationInfo("opening a session")
-            raise as_write_error(error, info, connecting=True, hint=hint, server=server) from error
+            raise as_write_error(error, info, connecting=self._engine.sync_engine) from error
         return connection
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:

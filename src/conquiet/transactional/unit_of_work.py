@@ -235,7 +235,7 @@ def _connection_of(session: Session) -> Connection:
                 "the Session has no bind of its own, so the database of the inbox and the outbox is not known: "
                 "pass session.connection(bind_arguments={…}) of that database instead"
             ) from error
-        raise as_write_error(error, _ABOUT, connecting=True) from error
+        raise as_write_error(error, _ABOUT, connecting=session.bind.engine) from error
 
 
 def _refuse_autocommit(connection: Connection) -> None:
