@@ -9,15 +9,12 @@ On RabbitMQ a call returns True, False, or a list with the outcome of each messa
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conquiet.app.invocation import Invocation, MessageLogger, Run, like
 from conquiet.app.parameters import Parameter, Source
 from conquiet.core.batch_run import Outcome
 from conquiet.errors import ConflictError
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
 
 
 class BatchInvocation(Invocation):
@@ -49,19 +46,24 @@ class BatchInvocation(Invocation):
 
     def for_rabbit_batch(self) -> Callable[[list[Any]], Any]:
         """Return the batch syncer to give to a ``RabbitConsumer``."""
+        from conquiet.rabbit.batch_results import only_deliveries
+
         work, resources = self._work(self._call_batch, "for_rabbit_batch"), self._signature.resources
-        results = RabbitBatchResults(self._refused)
 
         async def syncer(messages: list[Any]) -> object:
             runs, outcomes = self._admitted(messages, self._message_payload)
             try:
                 if not runs:
-                    return results.joined(outcomes, None)
+                    return self._rabbit_outcomes(outcomes, None)
                 async with self._opened(resources) as made:
-                    with results.deliveries_of(outcomes):
-                        return results.joined(outcomes, await self._result_of(work(_with(made, runs))))
-            except Exception as error:  # noqa: BLE001 - a handler may raise anything
-                return results.of_call(error, len(messages))
+                    with only_deliveries([place for place, outcome in enumerate(outcomes) if outcome is None]):
+                        return self._rabbit_outcomes(outcomes, await self._result_of(work(_with(made, runs))))
+            except ConflictError:  # the consumer repeats the call, or waits for the other run
+                raise
+            except Exception as error:
+                if len(messages) > 1:
+                    raise  # the failing message is not known yet: the batch is halved
+                return self._refused(error)
 
         return like(work, self._entry_point(syncer))
 
@@ -86,6 +88,25 @@ class BatchInvocation(Invocation):
         async with self._opened(self._signature.resources) as run.made:
             return await self._call(run, session)
 
+    def _rabbit_outcomes(self, outcomes: list[Outcome], result: object) -> object:
+        """Return the result of a batch syncer: True, False or the outcome of each message."""
+        if result is False:
+            return False
+        found = _joined(outcomes, result)
+        return True if found is None else [None if one is None else self._instruction(one) for one in found]
+
+    def _instruction(self, error: Exception) -> Exception:
+        """Return the instruction to the consumer for the error of one message."""
+        from conquiet.rabbit.batch_results import RefusedError
+
+        if isinstance(error, RefusedError):
+            return error
+        try:
+            self._refused(error)
+        except Exception as instruction:  # noqa: BLE001 - returned: it is of this message only
+            return instruction
+        return RefusedError()
+
     def _batch_arguments(self, runs: list[Run], session: Any) -> dict[str, Any]:
         return {parameter.name: self._batch_value(parameter, runs, session) for parameter in self._signature.parameters}
 
@@ -105,50 +126,6 @@ def _with(made: dict[Any, Any], runs: list[Run]) -> list[Run]:
     for run in runs:
         run.made = made
     return runs
-
-
-class RabbitBatchResults:
-    """Translate the result of a batch handler into the result of a batch syncer.
-
-    Args:
-        refused: Reads an error of one message: False, or it raises an instruction to the consumer.
-    """
-
-    def __init__(self, refused: Callable[[Exception], bool]) -> None:
-        self._refused = refused
-
-    def deliveries_of(self, outcomes: list[Outcome]) -> "AbstractContextManager[None]":
-        """Return the block in which ``current_deliveries`` lists only messages without an outcome."""
-        from conquiet.rabbit.batch_results import only_deliveries
-
-        return only_deliveries([position for position, outcome in enumerate(outcomes) if outcome is None])
-
-    def joined(self, outcomes: list[Outcome], result: object) -> object:
-        """Return True, False or the outcome of each message."""
-        if result is False:
-            return False
-        found = _joined(outcomes, result)
-        return True if found is None else [None if one is None else self._instruction(one) for one in found]
-
-    def of_call(self, error: Exception, messages: int) -> bool:
-        """Return False for a failed call; re-raise an instruction, or an error that is not the messages' fault."""
-        if isinstance(error, ConflictError):  # the consumer repeats the call, or waits for the other run
-            raise error
-        if messages > 1:
-            raise error  # the failing message is not known yet: the batch is halved
-        return self._refused(error)
-
-    def _instruction(self, error: Exception) -> Exception:
-        """Return the instruction to the consumer for the error of one message."""
-        from conquiet.rabbit.batch_results import RefusedError
-
-        if isinstance(error, RefusedError):
-            return error
-        try:
-            self._refused(error)
-        except Exception as instruction:  # noqa: BLE001 - returned: it is of this message only
-            return instruction
-        return RefusedError()
 
 
 def _joined(outcomes: list[Outcome], results: Any) -> list[Outcome] | None:

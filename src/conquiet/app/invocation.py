@@ -75,9 +75,6 @@ class WithoutInbox:
         """Return a check of many messages that writes nothing."""
         return nullcontext([True] * len(msgs))
 
-    def forget(self, _session: Any, _msgs: "Sequence[Any]") -> None:
-        """Do nothing: there are no rows."""
-
     def forget_in(self, _unit: Any, _msgs: "Sequence[Any]") -> None:
         """Do nothing: there are no rows."""
 

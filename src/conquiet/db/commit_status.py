@@ -59,7 +59,7 @@ _IDLE: Final = 0
 
 
 class CommitStatus(Enum):
-    """The status of a transaction on the server."""
+    """The status of a transaction that has ended, as PostgreSQL names it; or unknown."""
 
     COMMITTED = "committed"
     ABORTED = "aborted"
@@ -136,10 +136,8 @@ def status_of(connection: Connection, transaction: TransactionId, *, end_backend
         return CommitStatus.UNKNOWN  # an id of the future: another server, with another history
     if row.timeline != transaction.timeline or row.status is None:
         return CommitStatus.UNKNOWN
-    if row.status == CommitStatus.COMMITTED.value:
-        return CommitStatus.COMMITTED
-    if row.status == CommitStatus.ABORTED.value:
-        return CommitStatus.ABORTED
+    if row.status != "in progress":
+        return CommitStatus(row.status)
     if end_backend:
         connection.execute(_END, {"xid": transaction.xid})
     return None

@@ -141,7 +141,7 @@ class Outbox:
             PayloadError: The payload cannot be a message.
             ConfigurationError: An argument is wrong, or the target was not declared.
         """
-        return self._rows(target, [payload], [key], event, delay_s, headers).write(unit_of(session))[0]
+        return self.rows_of(target, [payload], [key], event, delay_s, headers).write(unit_of(session))[0]
 
     async def add_async(
         self,
@@ -155,7 +155,7 @@ class Outbox:
         headers: tracing.Headers | None = None,
     ) -> str:
         """Do what ``add`` does, in the transaction of an ``AsyncSession`` or ``AsyncConnection``."""
-        return (await run_in(session, self._rows(target, [payload], [key], event, delay_s, headers).write))[0]
+        return (await run_in(session, self.rows_of(target, [payload], [key], event, delay_s, headers).write))[0]
 
     def add_many(
         self,
@@ -177,7 +177,7 @@ class Outbox:
             event: See ``add``; of all.
             delay_s: See ``add``; of all.
         """
-        return self._rows(target, payloads, keys, event, delay_s).write(unit_of(session))
+        return self.rows_of(target, payloads, keys, event, delay_s).write(unit_of(session))
 
     async def add_many_async(
         self,
@@ -190,9 +190,9 @@ class Outbox:
         delay_s: float | None = None,
     ) -> list[str]:
         """Do what ``add_many`` does, in the transaction of an ``AsyncSession`` or ``AsyncConnection``."""
-        return await run_in(session, self._rows(target, payloads, keys, event, delay_s).write)
+        return await run_in(session, self.rows_of(target, payloads, keys, event, delay_s).write)
 
-    def _rows(
+    def rows_of(
         self,
         target: str,
         payloads: Sequence[Mapping[str, Any]],
@@ -200,7 +200,7 @@ class Outbox:
         event: str | None,
         delay_s: float | None,
         headers: tracing.Headers | None = None,
-    ) -> "_OutboxRows":
+    ) -> "OutboxRows":
         """Check messages and return the rows to write."""
         self.require_target(target)
         if keys is not None and len(keys) != len(payloads):
@@ -218,9 +218,7 @@ class Outbox:
         named = None if event is None else _short("event", event)
         carried = _encoded_headers(headers, target, *(row[0].decode() for row in rows))
         # A message that is not due yet wakes no relay: polling finds it in time.
-        return _OutboxRows(
-            self.table, _short("target", target), named, wait_s, rows, self._wake and not wait_s, carried
-        )
+        return OutboxRows(self.table, _short("target", target), named, wait_s, rows, self._wake and not wait_s, carried)
 
     def require_target(self, target: str) -> None:
         """Raise ``ConfigurationError`` for a target that was not declared."""
@@ -295,7 +293,7 @@ class Outbox:
 
 
 @dataclass(frozen=True, slots=True)
-class _OutboxRows:
+class OutboxRows:
     """Rows of one target, event and delay: written by one statement, up to a size that servers accept."""
 
     table: str
@@ -317,6 +315,11 @@ class _OutboxRows:
                     unit.execute(statement, {**self._shared(unit), **bind_messages(unit.dialect, rows)})
         except DbWriteError as error:
             raise if_missing(error, self.table) from error.__cause__
+        return self.ids
+
+    @property
+    def ids(self) -> list[str]:
+        """Their ids, in their order."""
         return [row[0].decode() for row in self.rows]
 
     def _write_each(self, unit: UnitOfWork, rows: Sequence[_Row]) -> None:
