@@ -301,17 +301,7 @@ class Assembly:
             else Processor(redis, [self.stream], **options)
         )
         for event, function in self.functions(environment).items():
-            settings = self.registry.handlers[event].settings
-            gathered = settings.batch
-            processor.handler(
-                event,
-                retry=settings.retry,
-                timeout_s=settings.timeout_s,
-                concurrency=settings.concurrency,
-                rate=settings.rate,
-                batch=None if gathered is None else gathered.size,
-                within_s=None if gathered is None else gathered.within_s,
-            )(function)
+            processor.handler(event, **self.registry.handlers[event].options)(function)
         for event, stream in self.registry.streams.items():
             if stream == self.stream:
                 processor.handler(event)(_leave_to_others)
@@ -323,15 +313,15 @@ class Assembly:
 
     def _function(self, handler: Handler, environment: HandlerEnvironment) -> "Callable[[Any], Any]":
         invocation = self._invocation(handler, environment)
-        if handler.settings.shares_transaction:
+        if handler.shares_transaction:
             return invocation.for_processor_shared_transaction()
-        return invocation.for_processor() if handler.settings.batch is None else invocation.for_processor_batch()
+        return invocation.for_processor_batch() if handler.takes_lists else invocation.for_processor()
 
     def syncers(self, environment: HandlerEnvironment) -> "dict[str, Callable[[Any], Any]]":
         """Return the functions for RabbitMQ consumers, by queue."""
         found = {}
         for name, queue in self.registry.queues.items():
-            invocation = self._invocation(queue.handler, environment)
+            invocation = self._invocation(queue, environment)
             found[name] = invocation.for_rabbit_batch() if queue.takes_lists else invocation.for_rabbit()
         return found
 
