@@ -53,11 +53,11 @@ class ClockedOutbox(Outbox):
         super().__init__(table)
         self._broker = broker
 
-    def rows_of(
+    def _rows(
         self, target: str, payloads: Any, keys: Any, event: str | None, delay_s: float | None, headers: Any = None
     ) -> OutboxRows:
-        """See ``Outbox.rows_of``."""
-        rows = super().rows_of(target, payloads, keys, event, None, headers)
+        """See ``Outbox._rows``."""
+        rows = super()._rows(target, payloads, keys, event, None, headers)
         self._broker.outbox_used = True
         if delay_s:
             self._broker.delays_s |= dict.fromkeys(rows.ids, delay_s)

@@ -141,7 +141,7 @@ class Outbox:
             PayloadError: The payload cannot be a message.
             ConfigurationError: An argument is wrong, or the target was not declared.
         """
-        return self.rows_of(target, [payload], [key], event, delay_s, headers).write(unit_of(session))[0]
+        return self._rows(target, [payload], [key], event, delay_s, headers).write(unit_of(session))[0]
 
     async def add_async(
         self,
@@ -155,7 +155,7 @@ class Outbox:
         headers: tracing.Headers | None = None,
     ) -> str:
         """Do what ``add`` does, in the transaction of an ``AsyncSession`` or ``AsyncConnection``."""
-        return (await run_in(session, self.rows_of(target, [payload], [key], event, delay_s, headers).write))[0]
+        return (await run_in(session, self._rows(target, [payload], [key], event, delay_s, headers).write))[0]
 
     def add_many(
         self,
@@ -177,7 +177,7 @@ class Outbox:
             event: See ``add``; of all.
             delay_s: See ``add``; of all.
         """
-        return self.rows_of(target, payloads, keys, event, delay_s).write(unit_of(session))
+        return self._rows(target, payloads, keys, event, delay_s).write(unit_of(session))
 
     async def add_many_async(
         self,
@@ -190,9 +190,9 @@ class Outbox:
         delay_s: float | None = None,
     ) -> list[str]:
         """Do what ``add_many`` does, in the transaction of an ``AsyncSession`` or ``AsyncConnection``."""
-        return await run_in(session, self.rows_of(target, payloads, keys, event, delay_s).write)
+        return await run_in(session, self._rows(target, payloads, keys, event, delay_s).write)
 
-    def rows_of(
+    def _rows(
         self,
         target: str,
         payloads: Sequence[Mapping[str, Any]],
