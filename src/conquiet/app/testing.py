@@ -312,6 +312,7 @@ class TestApp:
         shared: Exception | None = None
         for envelope, delivery, outcome in zip(envelopes, deliveries, outcomes, strict=True):
             if isinstance(outcome, InfrastructureError | MessageInProgressError):
+                self._broker.keep_turn(stream, envelope)
                 self._broker.put(self.clock.now_ms, stream, envelope)  # not the message's fault: no attempt is counted
                 shared = outcome
             elif outcome is not None:
