@@ -40,7 +40,8 @@ class BatchInvocation(Invocation):
             if not runs:
                 return outcomes
             async with self._opened(resources) as made:
-                return _joined(outcomes, await self._result_of(work(_with(made, runs))))
+                results = work(_with(made, runs))
+                return _joined(outcomes, await results if self._signature.is_async else results)
 
         return like(work, self._entry_point(handle))
 
@@ -57,7 +58,8 @@ class BatchInvocation(Invocation):
                     return self._rabbit_outcomes(outcomes, None)
                 async with self._opened(resources) as made:
                     with only_deliveries([place for place, outcome in enumerate(outcomes) if outcome is None]):
-                        return self._rabbit_outcomes(outcomes, await self._result_of(work(_with(made, runs))))
+                        results = work(_with(made, runs))
+                        return self._rabbit_outcomes(outcomes, await results if self._signature.is_async else results)
             except ConflictError:  # the consumer repeats the call, or waits for the other run
                 raise
             except Exception as error:
@@ -82,7 +84,8 @@ class BatchInvocation(Invocation):
         return runs, outcomes
 
     async def _call_batch(self, runs: list[Run], session: Any = None) -> object:
-        return await self._result_of(self._function(**self._batch_arguments(runs, session)))
+        results = self._function(**self._batch_arguments(runs, session))
+        return await results if self._signature.is_async else results
 
     async def _call_one(self, run: Run, session: Any = None) -> object:
         async with self._opened(self._signature.resources) as run.made:

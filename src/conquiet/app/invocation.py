@@ -135,7 +135,8 @@ class Invocation:
         async def handle(ctx: Any) -> object:
             run = Run(ctx, decoded(ctx))
             async with self._opened(self._signature.resources) as run.made:
-                return await self._result_of(work(run))
+                result = work(run)
+                return await result if self._signature.is_async else result
 
         return like(work, self._entry_point(handle))
 
@@ -206,7 +207,8 @@ class Invocation:
             try:
                 run = Run(message, self._message_payload(message))
                 async with self._opened(self._signature.resources) as run.made:
-                    return await self._result_of(work(run)) is not False
+                    result = work(run)
+                    return (await result if self._signature.is_async else result) is not False
             except Exception as error:  # noqa: BLE001 - a handler may raise anything
                 return self._refused(error)
 
@@ -263,10 +265,6 @@ class Invocation:
         """
         return call if self._signature.is_async else lambda *arguments: run_without_loop(call(*arguments))
 
-    async def _result_of(self, called: Any) -> Any:
-        """Return what the function, or an adapter around it, returned."""
-        return await called if self._signature.is_async else called
-
     def _opened(self, resources: tuple[type, ...]) -> "AbstractAsyncContextManager[dict[Any, Any]]":
         """Return the block in which these resources are open."""
         if not resources:
@@ -275,7 +273,8 @@ class Invocation:
         return opened if self._signature.is_async else ResourcesOnLoop(opened, self._environment.loop)
 
     async def _call(self, run: Run, session: Any = None) -> object:
-        return await self._result_of(self._function(**self._arguments(run, session)))
+        result = self._function(**self._arguments(run, session))
+        return await result if self._signature.is_async else result
 
     def _arguments(self, run: Run, session: Any) -> dict[str, Any]:
         return {parameter.name: self._value(parameter, run, session) for parameter in self._signature.parameters}

@@ -20,7 +20,7 @@ from sqlalchemy.engine import Engine
 from conquiet.config import DbConfig
 from conquiet.core.closing import ClosedAfterUse
 from conquiet.db import statement_batch
-from conquiet.db.dialects import require_strategy, require_writer_supported
+from conquiet.db.dialects import require_mysql_locks, require_writer_supported
 from conquiet.db.insert import Inserts
 from conquiet.db.locking import make_lock_backend
 from conquiet.db.locking.base import LockBackend
@@ -65,7 +65,8 @@ class DbWriter(ClosedAfterUse):
         self._db_config = db_config
         backend = make_lock_backend(lock_strategy, db_config, lock_timeout_s=lock_timeout_s)
         self._lock_strategy = lock_strategy
-        require_strategy(engine, lock_strategy)
+        if lock_strategy is not LockStrategy.NONE:
+            require_mysql_locks(engine, f"LockStrategy.{lock_strategy.name}")
         self._inserts = Inserts(db_config.id_column)
         self._updates = Updates(db_config.id_column, lock_strategy, backend)
         self._closed = False
