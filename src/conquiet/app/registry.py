@@ -49,7 +49,7 @@ class Registry:
     """The declared parts of an application.
 
     Args:
-        require_session: Called with the kind of session that a function asks for, the name of its parameter, and what
+        require_session: Called with the kind of session that a function takes, the name of its parameter, and what
             the function is; raises if the app cannot provide the session.
     """
 

@@ -275,7 +275,7 @@ class _OtelSpan:
 
 
 def _attributes(system: str, destination: str, operation: str, facts: Mapping[str, str | int | None]) -> dict[str, Any]:
-    """Return the attributes of a span: those that every span has, and the known facts, which may name the operation."""
+    """Return the attributes of a span: the common ones and the known facts, which may name the operation."""
     return {
         names.SYSTEM: system,
         names.DESTINATION: destination,
