@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from conquiet.app.assembly import Assembly, Part
 from conquiet.app.emitting import EmittingApp
-from conquiet.app.parameters import SessionKind, Signature, Source
-from conquiet.app.registry import Registry
-from conquiet.app.server_wait import ServerWait
+from conquiet.app.parameters import SessionKind
+from conquiet.app.server_wait import wait_for_servers
 from conquiet.app.settings import AppSettings
 from conquiet.core.background import BackgroundWorker
 from conquiet.core.lifecycle import AsyncLifecycle, Health, Status
@@ -88,10 +87,8 @@ class App(BackgroundWorker, EmittingApp):
         settings = AppSettings() if settings is None else settings
         if not isinstance(settings, AppSettings):
             raise ConfigurationError("settings must be an AppSettings")
-        registry = Registry(self._require_session)
         stream = require_text("stream", name if stream is None else stream)
         self.assembly = Assembly(
-            registry,
             settings,
             redis=redis,
             database=database,
@@ -101,7 +98,7 @@ class App(BackgroundWorker, EmittingApp):
             decode=decode,
             tables=tables,
         )
-        super().__init__(registry, AsyncLifecycle(f"app {name!r}"), stream)
+        super().__init__(self.assembly.registry, AsyncLifecycle(f"app {name!r}"), stream)
         self.emission = self.assembly.emission
         self._concurrency = require_positive("concurrency", concurrency)
         self._wait_s = settings.wait_s
@@ -153,8 +150,7 @@ class App(BackgroundWorker, EmittingApp):
         try:
             self._workers = workers = self.assembly.workers(only, self._concurrency)
             try:
-                wait = ServerWait(self._wait_s, lambda: self._life.is_stopping)
-                await wait.until_up(self.assembly.server_checks())
+                await wait_for_servers(self.assembly.server_checks(), self._wait_s, lambda: self._life.is_stopping)
                 if not self._life.is_stopping:
                     await workers.run()
             except LifecycleError:
@@ -243,9 +239,3 @@ class App(BackgroundWorker, EmittingApp):
             yield
         finally:
             await self.close()
-
-    # ------------------------------------------------------------ inside
-    def _require_session(self, signature: Signature, what: str) -> None:
-        (name,) = (parameter.name for parameter in signature.parameters if parameter.source is Source.SESSION)
-        assert signature.session is not None  # noqa: S101 - the caller has checked it
-        self.assembly.require_session(signature.session, name=name, what=what)

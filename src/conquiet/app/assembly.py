@@ -39,7 +39,6 @@ class Assembly:
     """The servers and workers of an application.
 
     Args:
-        registry: The declarations.
         settings: The app's settings.
         redis: URL or client, or None.
         database: URL, engine or session maker, or None.
@@ -50,14 +49,14 @@ class Assembly:
         tables: Tables of the application, or None.
 
     Attributes:
+        registry: The declarations.
         only: Parts to run if ``run()`` names none.
         clock: The source of the time.
         emission: Sends messages.
     """
 
-    def __init__(  # noqa: PLR0913 - called in one place, by App
+    def __init__(
         self,
-        registry: Registry,
         settings: AppSettings,
         *,
         redis: Any,
@@ -68,7 +67,7 @@ class Assembly:
         decode: "Decode | None" = None,
         tables: "MetaData | None" = None,
     ) -> None:
-        self._registry = registry
+        self.registry = Registry(self._require_session)
         self._settings = settings
         self.stream = stream
         self.group = group
@@ -88,7 +87,7 @@ class Assembly:
         self._processor: Processor | PartitionedProcessor | None = None
         self.only: frozenset[Part] | None = None
         self.clock: Clock = SYSTEM_CLOCK
-        self.emission = Emission(registry.events, self)
+        self.emission = Emission(self.registry.events, self)
 
     # ------------------------------------------------------------ servers
     @property
@@ -144,7 +143,7 @@ class Assembly:
 
         return ProcessorSettings() if self._settings.processor is None else self._settings.processor
 
-    def require_session(self, kind: SessionKind, *, name: str, what: str) -> None:
+    def _require_session(self, kind: SessionKind, name: str, what: str) -> None:
         """Raise ``ConfigurationError`` if handlers cannot have this kind of session."""
         if self._database is None:
             raise missing_server("database", "database", DB, f"parameter {name!r} of the {what} is a {kind.value}")
@@ -211,14 +210,14 @@ class Assembly:
         """
         chosen = self.parts(only)
         is_explicit = only is not None or self.only is not None
-        self._registry.events.require_complete()
+        self.registry.events.require_complete()
         self._tables, self._needs = set(), set()
         if self._database is not None:
             self._database.concurrency = concurrency
         workers: list[Worker] = []
         if "handlers" in chosen:
             workers += self._handlers(concurrency, self.environment(asyncio.get_running_loop()))
-        if "scheduler" in chosen and (self._registry.schedules or is_explicit):
+        if "scheduler" in chosen and (self.registry.schedules or is_explicit):
             workers.append(self._scheduler())
         if "relay" in chosen and (is_explicit or (self.has_database and self._redis is not None)):
             workers.append(self._relay())
@@ -230,7 +229,7 @@ class Assembly:
     def environment(self, loop: asyncio.AbstractEventLoop) -> HandlerEnvironment:
         """Return the shared environment of the handlers on a loop."""
         return HandlerEnvironment(
-            resources=self._registry.resources,
+            resources=self.registry.resources,
             emission=self.emission,
             database=lambda: self.database,
             inbox=self._settings.inbox,
@@ -238,17 +237,17 @@ class Assembly:
         )
 
     def _handlers(self, concurrency: int, environment: HandlerEnvironment) -> "list[Worker]":
-        if not self._registry.handlers and not self._registry.queues:
+        if not self.registry.handlers and not self.registry.queues:
             raise ConfigurationError(
                 "the app has no handler, so there is nothing to run: register one with @app.handler(event), "
                 "@app.schedule(when) or @app.queue(name)"
             )
         workers: list[Worker] = []
-        if self._registry.handlers:
+        if self.registry.handlers:
             self._processor = self._new_processor(concurrency, environment)
             workers.append(self._processor)
         syncers = self.syncers(environment)
-        for name, queue in self._registry.queues.items():
+        for name, queue in self.registry.queues.items():
             from conquiet.rabbit.consumer import RabbitConsumer
 
             if self._rabbit is None:
@@ -302,37 +301,27 @@ class Assembly:
             else Processor(redis, [self.stream], **options)
         )
         for event, function in self.functions(environment).items():
-            settings = self._registry.handlers[event].settings
-            gathered = settings.batch
-            processor.handler(
-                event,
-                retry=settings.retry,
-                timeout_s=settings.timeout_s,
-                concurrency=settings.concurrency,
-                rate=settings.rate,
-                batch=None if gathered is None else gathered.size,
-                within_s=None if gathered is None else gathered.within_s,
-            )(function)
-        for event, stream in self._registry.streams.items():
+            processor.handler(event, **self.registry.handlers[event].options)(function)
+        for event, stream in self.registry.streams.items():
             if stream == self.stream:
                 processor.handler(event)(_leave_to_others)
         return processor
 
     def functions(self, environment: HandlerEnvironment) -> "dict[str, Callable[[Any], Any]]":
         """Return the functions for a processor, by event."""
-        return {event: self._function(handler, environment) for event, handler in self._registry.handlers.items()}
+        return {event: self._function(handler, environment) for event, handler in self.registry.handlers.items()}
 
     def _function(self, handler: Handler, environment: HandlerEnvironment) -> "Callable[[Any], Any]":
         invocation = self._invocation(handler, environment)
-        if handler.settings.shares_transaction:
+        if handler.shares_transaction:
             return invocation.for_processor_shared_transaction()
-        return invocation.for_processor() if handler.settings.batch is None else invocation.for_processor_batch()
+        return invocation.for_processor_batch() if handler.takes_lists else invocation.for_processor()
 
     def syncers(self, environment: HandlerEnvironment) -> "dict[str, Callable[[Any], Any]]":
         """Return the functions for RabbitMQ consumers, by queue."""
         found = {}
-        for name, queue in self._registry.queues.items():
-            invocation = self._invocation(queue.handler, environment)
+        for name, queue in self.registry.queues.items():
+            invocation = self._invocation(queue, environment)
             found[name] = invocation.for_rabbit_batch() if queue.takes_lists else invocation.for_rabbit()
         return found
 
@@ -346,12 +335,12 @@ class Assembly:
 
     def stream_of(self, event: str) -> str:
         """Return the stream of an event."""
-        return self._registry.streams.get(event, self.stream)
+        return self.registry.streams.get(event, self.stream)
 
     @property
     def streams(self) -> list[str]:
         """All streams that messages are emitted to."""
-        return sorted({self.stream, *self._registry.streams.values()})
+        return sorted({self.stream, *self.registry.streams.values()})
 
     def _invocation(self, handler: Handler, environment: HandlerEnvironment) -> BatchInvocation:
         if handler.signature.session is not None:
@@ -363,11 +352,11 @@ class Assembly:
     def _scheduler(self) -> "Worker":
         from conquiet.scheduler.scheduler import Scheduler
 
-        if not self._registry.schedules:
+        if not self.registry.schedules:
             raise ConfigurationError("the app has no schedule to run: register one with @app.schedule(when)")
         return Scheduler(
             self._require_redis("schedules are kept in Redis"),
-            list(self._registry.schedules.values()),
+            list(self.registry.schedules.values()),
             group=self.group,
             job_ttl_s=self.processor_settings.job_ttl_s,
         )

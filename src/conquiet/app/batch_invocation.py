@@ -9,15 +9,12 @@ On RabbitMQ a call returns True, False, or a list with the outcome of each messa
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from conquiet.app.invocation import Invocation, MessageLogger, ResourcesOnLoop, Run, like
+from conquiet.app.invocation import Invocation, MessageLogger, Run, like
 from conquiet.app.parameters import Parameter, Source
 from conquiet.core.batch_run import Outcome
 from conquiet.errors import ConflictError
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
 
 
 class BatchInvocation(Invocation):
@@ -25,70 +22,52 @@ class BatchInvocation(Invocation):
 
     def for_processor_batch(self) -> Callable[[list[Any]], Any]:
         """Return the batch handler to register with a ``Processor``."""
-        return self._for_processor(self._work(self._batch_caller(), "for_processor_batch"), self._signature.resources)
+        return self._for_processor(self._work(self._call_batch, "for_processor_batch"), self._signature.resources)
 
     def for_processor_shared_transaction(self) -> Callable[[list[Any]], Any]:
         """Return the batch handler that calls the function for each message, each in its savepoint."""
-        call = self._call_one_async if self._signature.is_async else self._call_one
         # The shared transaction guards itself, and each call opens its own resources.
-        return self._for_processor(self._work(call, "for_processor_shared_transaction", guarded=False), resources=())
+        work = self._work(self._call_one, "for_processor_shared_transaction", guarded=False)
+        return self._for_processor(work, resources=())
 
     def _for_processor(
         self, work: Callable[[list[Run]], Any], resources: tuple[type, ...]
     ) -> Callable[[list[Any]], Any]:
         decode = self._decoder()
 
-        if self._signature.is_async:
-
-            async def handle_async(contexts: list[Any]) -> list[Outcome] | None:
-                runs, outcomes = self._admitted(contexts, decode)
-                if runs:
-                    async with self._environment.resources.open(resources) as made:
-                        return _joined(outcomes, await work(_with(made, runs)))
-                return outcomes
-
-            return like(work, handle_async)
-
-        def handle(contexts: list[Any]) -> list[Outcome] | None:
+        async def handle(contexts: list[Any]) -> list[Outcome] | None:
             runs, outcomes = self._admitted(contexts, decode)
-            if runs:
-                with ResourcesOnLoop(self._environment, resources) as made:
-                    return _joined(outcomes, work(_with(made, runs)))
-            return outcomes
+            if not runs:
+                return outcomes
+            async with self._opened(resources) as made:
+                results = work(_with(made, runs))
+                return _joined(outcomes, await results if self._signature.is_async else results)
 
-        return like(work, handle)
+        return like(work, self._entry_point(handle))
 
     def for_rabbit_batch(self) -> Callable[[list[Any]], Any]:
         """Return the batch syncer to give to a ``RabbitConsumer``."""
-        work, resources = self._work(self._batch_caller(), "for_rabbit_batch"), self._signature.resources
-        results = RabbitBatchResults(self._refused)
+        from conquiet.rabbit.batch_results import only_deliveries
 
-        if self._signature.is_async:
+        work, resources = self._work(self._call_batch, "for_rabbit_batch"), self._signature.resources
 
-            async def syncer_async(messages: list[Any]) -> object:
-                runs, outcomes = self._admitted(messages, self._message_payload)
-                try:
-                    if runs:
-                        async with self._environment.resources.open(resources) as made:
-                            with results.deliveries_of(outcomes):
-                                return results.joined(outcomes, await work(_with(made, runs)))
-                    return results.joined(outcomes, None)
-                except Exception as error:  # noqa: BLE001 - a handler may raise anything
-                    return results.of_call(error, len(messages))
-
-            return like(work, syncer_async)
-
-        def syncer(messages: list[Any]) -> object:
+        async def syncer(messages: list[Any]) -> object:
             runs, outcomes = self._admitted(messages, self._message_payload)
             try:
-                if runs:
-                    with ResourcesOnLoop(self._environment, resources) as made, results.deliveries_of(outcomes):
-                        return results.joined(outcomes, work(_with(made, runs)))
-                return results.joined(outcomes, None)
-            except Exception as error:  # noqa: BLE001 - the same
-                return results.of_call(error, len(messages))
+                if not runs:
+                    return self._rabbit_outcomes(outcomes, None)
+                async with self._opened(resources) as made:
+                    with only_deliveries([place for place, outcome in enumerate(outcomes) if outcome is None]):
+                        results = work(_with(made, runs))
+                        return self._rabbit_outcomes(outcomes, await results if self._signature.is_async else results)
+            except ConflictError:  # the consumer repeats the call, or waits for the other run
+                raise
+            except Exception as error:
+                if len(messages) > 1:
+                    raise  # the failing message is not known yet: the batch is halved
+                return self._refused(error)
 
-        return like(work, syncer)
+        return like(work, self._entry_point(syncer))
 
     # ------------------------------------------------------------ inside
     def _admitted(self, messages: list[Any], decode: Callable[[Any], Any]) -> tuple[list[Run], list[Outcome]]:
@@ -104,22 +83,32 @@ class BatchInvocation(Invocation):
                 outcomes.append(None)
         return runs, outcomes
 
-    def _batch_caller(self) -> Callable[..., Any]:
-        return self._call_batch_async if self._signature.is_async else self._call_batch
+    async def _call_batch(self, runs: list[Run], session: Any = None) -> object:
+        results = self._function(**self._batch_arguments(runs, session))
+        return await results if self._signature.is_async else results
 
-    async def _call_batch_async(self, runs: list[Run], session: Any = None) -> object:
-        return await self._function(**self._batch_arguments(runs, session))
+    async def _call_one(self, run: Run, session: Any = None) -> object:
+        async with self._opened(self._signature.resources) as run.made:
+            return await self._call(run, session)
 
-    def _call_batch(self, runs: list[Run], session: Any = None) -> object:
-        return self._function(**self._batch_arguments(runs, session))
+    def _rabbit_outcomes(self, outcomes: list[Outcome], result: object) -> object:
+        """Return the result of a batch syncer: True, False or the outcome of each message."""
+        if result is False:
+            return False
+        found = _joined(outcomes, result)
+        return True if found is None else [None if one is None else self._instruction(one) for one in found]
 
-    async def _call_one_async(self, run: Run, session: Any = None) -> object:
-        async with self._environment.resources.open(self._signature.resources) as run.made:
-            return await self._call_async(run, session)
+    def _instruction(self, error: Exception) -> Exception:
+        """Return the instruction to the consumer for the error of one message."""
+        from conquiet.rabbit.batch_results import RefusedError
 
-    def _call_one(self, run: Run, session: Any = None) -> object:
-        with ResourcesOnLoop(self._environment, self._signature.resources) as run.made:
-            return self._call(run, session)
+        if isinstance(error, RefusedError):
+            return error
+        try:
+            self._refused(error)
+        except Exception as instruction:  # noqa: BLE001 - returned: it is of this message only
+            return instruction
+        return RefusedError()
 
     def _batch_arguments(self, runs: list[Run], session: Any) -> dict[str, Any]:
         return {parameter.name: self._batch_value(parameter, runs, session) for parameter in self._signature.parameters}
@@ -140,50 +129,6 @@ def _with(made: dict[Any, Any], runs: list[Run]) -> list[Run]:
     for run in runs:
         run.made = made
     return runs
-
-
-class RabbitBatchResults:
-    """Translate the result of a batch handler into the result of a batch syncer.
-
-    Args:
-        refused: Reads an error of one message: False, or it raises an instruction to the consumer.
-    """
-
-    def __init__(self, refused: Callable[[Exception], bool]) -> None:
-        self._refused = refused
-
-    def deliveries_of(self, outcomes: list[Outcome]) -> "AbstractContextManager[None]":
-        """Return the block in which ``current_deliveries`` lists only messages without an outcome."""
-        from conquiet.rabbit.batch_results import only_deliveries
-
-        return only_deliveries([position for position, outcome in enumerate(outcomes) if outcome is None])
-
-    def joined(self, outcomes: list[Outcome], result: object) -> object:
-        """Return True, False or the outcome of each message."""
-        if result is False:
-            return False
-        found = _joined(outcomes, result)
-        return True if found is None else [None if one is None else self._instruction(one) for one in found]
-
-    def of_call(self, error: Exception, messages: int) -> bool:
-        """Return False for a failed call; re-raise an instruction, or an error that is not the messages' fault."""
-        if isinstance(error, ConflictError):  # the consumer repeats the call, or waits for the other run
-            raise error
-        if messages > 1:
-            raise error  # the failing message is not known yet: the batch is halved
-        return self._refused(error)
-
-    def _instruction(self, error: Exception) -> Exception:
-        """Return the instruction to the consumer for the error of one message."""
-        from conquiet.rabbit.batch_results import RefusedError
-
-        if isinstance(error, RefusedError):
-            return error
-        try:
-            self._refused(error)
-        except Exception as instruction:  # noqa: BLE001 - returned: it is of this message only
-            return instruction
-        return RefusedError()
 
 
 def _joined(outcomes: list[Outcome], results: Any) -> list[Outcome] | None:

@@ -113,7 +113,7 @@ class Database:
         from sqlalchemy import create_engine
 
         if self._engine is None:
-            url = self._any_url()
+            url = self._url
             if url.get_backend_name() == "sqlite" and url.database in {None, "", ":memory:"} and self._is_async:
                 raise ConfigurationError(
                     "the app's database is in the memory of its AsyncEngine, where the relay cannot read it: "
@@ -133,19 +133,16 @@ class Database:
             await async_engine.dispose()
 
     @property
-    def _url(self) -> "URL | None":
+    def _url(self) -> "URL":
         given = self._url_or_function
+        if given is None:
+            assert self._async_engine is not None  # noqa: S101 - the only kind that is given alone
+            return self._async_engine.url
         return parsed_url(given()) if callable(given) else given
 
     @property
     def _is_async(self) -> bool:
         return self._async_engine is not None
-
-    def _any_url(self) -> "URL":
-        if (url := self._url) is not None:
-            return url
-        assert self._async_engine is not None  # noqa: S101 - there is a URL, an engine or an asynchronous engine
-        return self._async_engine.url
 
     def _options(self, url: "URL") -> dict[str, Any]:
         options: dict[str, Any] = {"hide_parameters": True}
@@ -164,7 +161,7 @@ class Database:
         from sqlalchemy.ext.asyncio import create_async_engine
 
         if self._async_engine is None:
-            url = with_driver(self._any_url(), asynchronous=True)
+            url = with_driver(self._url, asynchronous=True)
             self._async_engine = create_async_engine(url, **self._options(url))
             self._owns_async_engine = True
         return self._async_engine
@@ -177,30 +174,26 @@ class Database:
         return self._async_maker
 
     def _take(self, given: object) -> None:
-        from sqlalchemy import URL, Engine
-        from sqlalchemy.orm import sessionmaker
+        from sqlalchemy import URL
 
-        from conquiet.transactional.session_source import AsyncSource, source_of
+        from conquiet.transactional.session_source import SyncSource, source_of
 
         if isinstance(given, str | URL):
             self._url_or_function = parsed_url(given)
-        elif isinstance(given, FunctionType | partial):
+            return
+        if isinstance(given, FunctionType | partial):
             self._url_or_function = given
-        elif isinstance(given, Engine):
-            self._engine = given
-        elif isinstance(given, sessionmaker):
-            source_of(given)  # checks what it is bound to
-            self._maker = given
-            self._engine = given.kw["bind"]
+            return
+        try:
+            source = source_of(given)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                "database must be a URL, an Engine, a sessionmaker, an AsyncEngine or an async_sessionmaker, got a "
+                f"{type(given).__name__}: {error}"
+            ) from None
+        if isinstance(source, SyncSource):
+            self._engine, self._maker = source.engine, source.maker
         else:
-            try:
-                source = source_of(given)
-            except ConfigurationError as error:
-                raise ConfigurationError(
-                    "database must be a URL, an Engine, a sessionmaker, an AsyncEngine or an async_sessionmaker, got a "
-                    f"{type(given).__name__}: {error}"
-                ) from None
-            assert isinstance(source, AsyncSource)  # noqa: S101 - the synchronous kinds are above
             self._async_engine, self._async_maker = source.engine, source.maker
 
 

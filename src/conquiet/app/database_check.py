@@ -90,7 +90,7 @@ class DatabaseCheck(BackgroundWorker):
                 connection.exec_driver_sql("SELECT 1")
         except Exception as error:  # noqa: BLE001 - after any error the database cannot be used
             info = OperationInfo("checking the database for readiness")
-            failure = as_write_error(error, info, connecting=True, server=self._address)
+            failure = as_write_error(error, info, connecting=self._engine)
             if self._life.is_stopping:  # a late answer: the outage is closed
                 return
             self._failure = reason_of(failure)

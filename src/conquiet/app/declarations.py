@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from conquiet.app.events import Upgrade
-from conquiet.app.registry import AppHandlerSettings, Registry
+from conquiet.app.registry import Registry
 from conquiet.app.resources import Factory, Scope
 from conquiet.core.batching import batch_settings
 from conquiet.core.lifecycle import AsyncLifecycle
@@ -79,17 +79,20 @@ class Declarations:
                 f"the handler of {event!r} has batch= and share_transaction=: a batch handler gets lists, the other is "
                 "for functions of single messages. Leave one of them out"
             )
-        settings = AppHandlerSettings(
-            retry=retry,
-            timeout_s=timeout_s,
-            concurrency=concurrency,
-            rate=rate,
-            batch=batch_settings(batch if share_transaction is None else share_transaction, within_s),
-            shares_transaction=share_transaction is not None,
-        )
+        size = batch if share_transaction is None else share_transaction
+        batch_settings(size, within_s)  # raises here, where the handler is declared
+        options = {
+            "retry": retry,
+            "timeout_s": timeout_s,
+            "concurrency": concurrency,
+            "rate": rate,
+            "batch": size,
+            "within_s": within_s,
+        }
+        shares = share_transaction is not None
 
         def register(function: F) -> F:
-            self.registry.add_handler(event, function, settings, once=once)
+            self.registry.add_handler(event, function, options, once=once, shares_transaction=shares)
             return function
 
         return register
@@ -158,12 +161,11 @@ class Declarations:
         from conquiet.scheduler.entries import ScheduleEntry
 
         self._life.require_new("schedules")
-        settings = AppHandlerSettings(retry=retry, timeout_s=timeout_s)
 
         def register(function: F) -> F:
             own = function.__name__ if name is None else name
             entry = ScheduleEntry(own, when, f"schedule:{own}", self._stream, catch_up=catch_up)
-            self.registry.add_schedule(entry, function, settings, once=once)
+            self.registry.add_schedule(entry, function, {"retry": retry, "timeout_s": timeout_s}, once=once)
             return function
 
         return register

@@ -88,18 +88,25 @@ class Emission:
         return self._assembly.outbox.add_many(session, messages[0].stream, data, **row)
 
     async def emit_and_wait(
-        self, event: str, payload: Any, options: AppMessageOptions, *, keep_result_s: float, timeout_s: float
+        self, event: str, payload: Any, options: AppMessageOptions, keep_result_s: float, timeout_s: float
     ) -> Any:
         """Emit from a coroutine, and return the handler's result as JSON."""
-        message = self._message(event, payload, options, keep_result_s=keep_result_s)
+        message = self._message_to_wait_for(event, payload, options, keep_result_s, timeout_s)
         return await self._assembly.bus.wait_for(message, timeout_s)
 
     def emit_and_wait_sync(
-        self, event: str, payload: Any, options: AppMessageOptions, *, keep_result_s: float, timeout_s: float
+        self, event: str, payload: Any, options: AppMessageOptions, keep_result_s: float, timeout_s: float
     ) -> Any:
         """Emit from a plain function, and return the handler's result as JSON."""
-        message = self._message(event, payload, options, keep_result_s=keep_result_s)
+        message = self._message_to_wait_for(event, payload, options, keep_result_s, timeout_s)
         return self._assembly.bus.wait_for_sync(message, timeout_s)
+
+    def _message_to_wait_for(
+        self, event: str, payload: Any, options: AppMessageOptions, keep_result_s: float, timeout_s: float
+    ) -> Message:
+        require_seconds("keep_result_s", keep_result_s)
+        require_seconds("timeout_s", timeout_s, zero_allowed=True)
+        return self._message(event, payload, options, keep_result_s=keep_result_s)
 
     def _message(self, event: str, payload: Any, options: Mapping[str, Any], **further: Any) -> Message:
         if unknown := options.keys() - AppEmitOptions.__optional_keys__:  # of a caller without a type checker

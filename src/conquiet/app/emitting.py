@@ -18,7 +18,6 @@ from conquiet.app.emission import AppEmitOptions, AppMessageOptions, Emission
 from conquiet.app.payloads import ResultType, return_type
 from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.tracing import Headers
-from conquiet.core.validation import require_seconds
 from conquiet.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -124,8 +123,7 @@ class EmittingApp(Declarations):
         """
         convert = self._conversion(event, returns)
         options = AppMessageOptions(id=id, key=key, headers=headers)
-        times = _checked_times(keep_result_s, timeout_s)
-        return convert(await self.emission.emit_and_wait(event, payload, options, **times))
+        return convert(await self.emission.emit_and_wait(event, payload, options, keep_result_s, timeout_s))
 
     @overload
     def emit_and_wait_sync(
@@ -150,8 +148,7 @@ class EmittingApp(Declarations):
     ) -> Any:
         """Do what ``emit_and_wait`` does, from a plain function. The calling thread waits."""
         convert = self._conversion(event, returns)
-        times = _checked_times(keep_result_s, timeout_s)
-        return convert(self.emission.emit_and_wait_sync(event, payload, options, **times))
+        return convert(self.emission.emit_and_wait_sync(event, payload, options, keep_result_s, timeout_s))
 
     def _conversion(self, event: str, returns: Any) -> Callable[[Any], Any]:
         if returns is not None:
@@ -168,10 +165,3 @@ class EmittingApp(Declarations):
 
 def _as_it_is(value: Any) -> Any:
     return value
-
-
-def _checked_times(keep_result_s: float, timeout_s: float) -> dict[str, float]:
-    return {
-        "keep_result_s": require_seconds("keep_result_s", keep_result_s),
-        "timeout_s": require_seconds("timeout_s", timeout_s, zero_allowed=True),
-    }

@@ -11,17 +11,18 @@ and resources are cleaned up after the commit.
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Coroutine, MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from conquiet.app.database import Database
 from conquiet.app.emission import Emission, Emit, SyncEmit
 from conquiet.app.events import Event
 from conquiet.app.parameters import Parameter, SessionKind, Signature, Source
 from conquiet.app.resources import Resources
+from conquiet.core.batch_run import run_without_loop
 from conquiet.core.log import FactLogger
 from conquiet.core.threads import wait_on_loop
 from conquiet.errors import InfrastructureError, LifecycleError, MissingExtraError, PayloadError
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from conquiet.core.deduplicator import Deduplicator
 
 logger = FactLogger(__name__)
+
+T = TypeVar("T")
 
 
 class MessageLogger(logging.LoggerAdapter[logging.Logger]):
@@ -71,9 +74,6 @@ class WithoutInbox:
     def once_many(self, _session: Any, msgs: "Sequence[Any]") -> "nullcontext[list[bool]]":
         """Return a check of many messages that writes nothing."""
         return nullcontext([True] * len(msgs))
-
-    def forget(self, _session: Any, _msgs: "Sequence[Any]") -> None:
-        """Do nothing: there are no rows."""
 
     def forget_in(self, _unit: Any, _msgs: "Sequence[Any]") -> None:
         """Do nothing: there are no rows."""
@@ -130,31 +130,15 @@ class Invocation:
         """Return the handler to register with a ``Processor``."""
         if self._signature.session is None and not self._signature.resources:
             return self._without_transaction()
-        work, decoded, resources = (
-            self._work(self._caller(), "for_processor"),
-            self._decoder(),
-            self._signature.resources,
-        )
+        work, decoded = self._work(self._call, "for_processor"), self._decoder()
 
-        if self._signature.is_async:
-
-            async def handle_async(ctx: Any) -> object:
-                run = Run(ctx, decoded(ctx))
-                if not resources:
-                    return await work(run)
-                async with self._environment.resources.open(resources) as run.made:
-                    return await work(run)
-
-            return like(work, handle_async)
-
-        def handle(ctx: Any) -> object:
+        async def handle(ctx: Any) -> object:
             run = Run(ctx, decoded(ctx))
-            if not resources:
-                return work(run)
-            with ResourcesOnLoop(self._environment, resources) as run.made:
-                return work(run)
+            async with self._opened(self._signature.resources) as run.made:
+                result = work(run)
+                return await result if self._signature.is_async else result
 
-        return like(work, handle)
+        return like(work, self._entry_point(handle))
 
     def _without_transaction(self) -> Callable[[Any], Any]:
         """Return the handler without the layers that it does not need: they cost a no-op a tenth of its rate."""
@@ -217,29 +201,18 @@ class Invocation:
     # ------------------------------------------------------------ for a RabbitConsumer
     def for_rabbit(self) -> Callable[[Any], Any]:
         """Return the syncer to give to a ``RabbitConsumer``."""
-        work = self._work(self._caller(), "for_rabbit")
+        work = self._work(self._call, "for_rabbit")
 
-        if self._signature.is_async:
-
-            async def syncer_async(message: Any) -> bool:
-                try:
-                    run = Run(message, self._message_payload(message))
-                    async with self._environment.resources.open(self._signature.resources) as run.made:
-                        return await work(run) is not False
-                except Exception as error:  # noqa: BLE001 - a handler may raise anything
-                    return self._refused(error)
-
-            return like(work, syncer_async)
-
-        def syncer(message: Any) -> bool:
+        async def syncer(message: Any) -> bool:
             try:
                 run = Run(message, self._message_payload(message))
-                with ResourcesOnLoop(self._environment, self._signature.resources) as run.made:
-                    return work(run) is not False
-            except Exception as error:  # noqa: BLE001 - the same
+                async with self._opened(self._signature.resources) as run.made:
+                    result = work(run)
+                    return (await result if self._signature.is_async else result) is not False
+            except Exception as error:  # noqa: BLE001 - a handler may raise anything
                 return self._refused(error)
 
-        return like(work, syncer)
+        return like(work, self._entry_point(syncer))
 
     def _message_payload(self, message: Any) -> Any:
         return None if self._signature.payload is None else self._event.decode(message)
@@ -257,15 +230,17 @@ class Invocation:
         return False
 
     # ------------------------------------------------------------ for both
-    def _work(self, function: Callable[..., Any], adapter: str, *, guarded: bool = True) -> Callable[[Any], Any]:
-        """Return a callable that runs ``function``, by an adapter of ``transactional`` if it has a session.
+    def _work(
+        self, call: Callable[..., Coroutine[Any, Any, object]], adapter: str, *, guarded: bool = True
+    ) -> Callable[[Any], Any]:
+        """Return a callable that runs ``call``, by an adapter of ``transactional`` if the handler has a session.
 
         Args:
-            function: Called with a ``Run`` or several, and with the session.
+            call: Called with a ``Run`` or several, and with the session.
             adapter: Name of the adapter.
             guarded: False if the adapter itself keeps a handler from committing.
         """
-        kind = self._signature.session
+        function, kind = self._entry_point(call), self._signature.session
         if kind is None:
             return function
         from conquiet import transactional
@@ -283,14 +258,23 @@ class Invocation:
         (annotation,) = (one.annotation for one in self._signature.parameters if one.source is Source.SESSION)
         return annotation.conquiet_source()
 
-    def _caller(self) -> Callable[..., Any]:
-        return self._call_async if self._signature.is_async else self._call
+    def _entry_point(self, call: Callable[..., Coroutine[Any, Any, object]]) -> Callable[..., Any]:
+        """Return what an engine calls: the coroutine function itself, or a plain function if the handler is one.
 
-    async def _call_async(self, run: Run, session: Any = None) -> object:
-        return await self._function(**self._arguments(run, session))
+        What surrounds a handler is written once, as coroutines. Those around a plain function never suspend.
+        """
+        return call if self._signature.is_async else lambda *arguments: run_without_loop(call(*arguments))
 
-    def _call(self, run: Run, session: Any = None) -> object:
-        return self._function(**self._arguments(run, session))
+    def _opened(self, resources: tuple[type, ...]) -> "AbstractAsyncContextManager[dict[Any, Any]]":
+        """Return the block in which these resources are open."""
+        if not resources:
+            return nullcontext({})
+        opened = self._environment.resources.open(resources)
+        return opened if self._signature.is_async else ResourcesOnLoop(opened, self._environment.loop)
+
+    async def _call(self, run: Run, session: Any = None) -> object:
+        result = self._function(**self._arguments(run, session))
+        return await result if self._signature.is_async else result
 
     def _arguments(self, run: Run, session: Any) -> dict[str, Any]:
         return {parameter.name: self._value(parameter, run, session) for parameter in self._signature.parameters}
@@ -314,22 +298,21 @@ class Invocation:
 
 
 class ResourcesOnLoop:
-    """Open and clean up the resources of a plain function on the event loop, while its thread waits."""
+    """Open and clean up the resources of a plain function on the event loop, while its thread waits. Never suspends."""
 
-    def __init__(self, environment: HandlerEnvironment, kinds: tuple[type, ...]) -> None:
-        self._loop = environment.loop
-        self._manager: AbstractAsyncContextManager[dict[Any, Any]] = environment.resources.open(kinds)
-        self._kinds = kinds
+    def __init__(self, opened: "AbstractAsyncContextManager[dict[Any, Any]]", loop: asyncio.AbstractEventLoop) -> None:
+        self._opened = opened
+        self._loop = loop
 
-    def __enter__(self) -> dict[Any, Any]:
-        return self._wait(self._manager.__aenter__()) if self._kinds else {}
+    async def __aenter__(self) -> dict[Any, Any]:
+        return self._wait(self._opened.__aenter__())
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        return self._wait(self._manager.__aexit__(kind, error, trace)) if self._kinds else None
+        return self._wait(self._opened.__aexit__(kind, error, trace))
 
-    def _wait(self, call: Any) -> Any:
+    def _wait(self, call: Coroutine[Any, Any, T]) -> T:
         return wait_on_loop(
             self._loop, call, too_late=lambda: LifecycleError("the event loop has ended before this handler")
         )
@@ -360,7 +343,7 @@ def _on_connection(function: Callable[..., Any], *, guarded: bool) -> Callable[.
     return call
 
 
-def like(work: Callable[..., Any], function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def like(work: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     """Copy the attributes set by ``transactional`` (such as the pool size), which the engine reads at its start."""
     function.__dict__.update(getattr(work, "__dict__", {}))
     return function

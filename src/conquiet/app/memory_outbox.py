@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import bindparam, text
 
 from conquiet.processor.envelope import Envelope
-from conquiet.transactional.outbox import Outbox
+from conquiet.transactional.outbox import Outbox, OutboxRows
 from conquiet.transactional.payload import decode
 from conquiet.transactional.sql_dialect import dialect_named
 from conquiet.transactional.targets import PUBLISHED
@@ -53,27 +53,15 @@ class ClockedOutbox(Outbox):
         super().__init__(table)
         self._broker = broker
 
-    def add(self, *row: Any, delay_s: float | None = None, **options: Any) -> str:
-        """See ``Outbox.add``."""
-        return self._note([super().add(*row, **options)], delay_s)[0]
-
-    async def add_async(self, *row: Any, delay_s: float | None = None, **options: Any) -> str:
-        """See ``Outbox.add_async``."""
-        return self._note([await super().add_async(*row, **options)], delay_s)[0]
-
-    def add_many(self, *rows: Any, delay_s: float | None = None, **options: Any) -> list[str]:
-        """See ``Outbox.add_many``."""
-        return self._note(super().add_many(*rows, **options), delay_s)
-
-    async def add_many_async(self, *rows: Any, delay_s: float | None = None, **options: Any) -> list[str]:
-        """See ``Outbox.add_many_async``."""
-        return self._note(await super().add_many_async(*rows, **options), delay_s)
-
-    def _note(self, ids: list[str], delay_s: float | None) -> list[str]:
+    def _rows(
+        self, target: str, payloads: Any, keys: Any, event: str | None, delay_s: float | None, headers: Any = None
+    ) -> OutboxRows:
+        """See ``Outbox._rows``."""
+        rows = super()._rows(target, payloads, keys, event, None, headers)
         self._broker.outbox_used = True
         if delay_s:
-            self._broker.delays_s |= dict.fromkeys(ids, delay_s)
-        return ids
+            self._broker.delays_s |= dict.fromkeys(rows.ids, delay_s)
+        return rows
 
 
 def make_due_now(engine: "Engine", table: str, streams: Collection[str]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from conquiet.app.registry import QueueHandler
+from conquiet.app.registry import Handler
 from conquiet.core.batch_run import BatchRun
 from conquiet.core.batching import BatchSettings
 from conquiet.core.functions import is_coroutine_function
@@ -59,7 +59,7 @@ class MemoryQueues:
 
     def __init__(
         self,
-        handlers: Mapping[str, QueueHandler],
+        handlers: Mapping[str, Handler],
         syncers: Mapping[str, Callable[[Any], Any]],
         executor: Executor,
         dead_letters: list[DeadRecord],

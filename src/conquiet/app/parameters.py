@@ -85,12 +85,15 @@ class Signature:
         is_async: True for ``async def``.
         payload: The payload model; None without a parameter for the payload.
         session: The kind of session; None without a parameter for a session.
+        session_name: Name of that parameter.
+        resources: Types of the parameters for resources.
     """
 
     parameters: tuple[Parameter, ...]
     is_async: bool
     payload: Any = None
     session: SessionKind | None = None
+    session_name: str = ""
     resources: tuple[type, ...] = field(default=())
 
     def has(self, source: Source) -> bool:
@@ -160,6 +163,7 @@ class SignatureReader:
             is_async=is_async,
             payload=None if payload is None else payload.annotation,
             session=session,
+            session_name="" if session_parameter is None else session_parameter.name,
             resources=tuple(one.annotation for one in parameters if one.source is Source.RESOURCE),
         )
 

@@ -1,45 +1,17 @@
 """The declarations of an application: events, handlers, queues, schedules and resources. Filled by the decorators."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from conquiet.app.emission import Emit, SyncEmit
 from conquiet.app.events import Event, Events
-from conquiet.app.parameters import Signature, SignatureReader, Source
+from conquiet.app.parameters import SessionKind, Signature, SignatureReader, Source
 from conquiet.app.resources import Resources
 from conquiet.errors import ConfigurationError, MissingExtraError
 
 if TYPE_CHECKING:
-    from conquiet.core.batching import BatchSettings
-    from conquiet.processor.policy import RateLimit, RetryPolicy
     from conquiet.scheduler.entries import ScheduleEntry
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppHandlerSettings:
-    """The settings of a handler.
-
-    Attributes:
-        retry: The retry policy; None takes the policy of the app's settings.
-        timeout_s: Longest run.
-        concurrency: Maximum concurrent runs on this host.
-        rate: Maximum starts per time, over all hosts.
-        batch: Size and deadline of its batches; None for a function that is called once per message.
-        shares_transaction: The function is called for each message of a batch, each time in a savepoint.
-    """
-
-    retry: "RetryPolicy | None" = None
-    timeout_s: float | None = None
-    concurrency: int | None = None
-    rate: "RateLimit | None" = None
-    batch: "BatchSettings | None" = None
-    shares_transaction: bool = False
-
-    @property
-    def takes_lists(self) -> bool:
-        """True if the function is called with lists."""
-        return self.batch is not None and not self.shares_transaction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,54 +23,54 @@ class Handler:
         function: The user's function.
         signature: Its parameters.
         once: True if an inbox row keeps its effect from happening twice.
-        settings: Retries, timeout, concurrency, rate and batches.
+        options: Of ``Processor.handler``; for a queue, of ``RabbitConsumer``.
+        shares_transaction: The function is called for each message of a batch, each time in a savepoint.
     """
 
     event: Event
     function: Callable[..., Any]
     signature: Signature
     once: bool
-    settings: AppHandlerSettings = field(default_factory=AppHandlerSettings)
+    options: dict[str, Any]
+    shares_transaction: bool = False
 
     @property
     def needs_inbox(self) -> bool:
         """True if its transactions write an inbox row."""
         return self.once and self.signature.session is not None
 
-
-@dataclass(frozen=True, slots=True)
-class QueueHandler:
-    """A handler of a RabbitMQ queue, and the options of its consumer."""
-
-    handler: Handler
-    options: dict[str, Any]
-
     @property
     def takes_lists(self) -> bool:
         """True if the function is called with lists."""
-        return self.options.get("batch") is not None
+        return self.options.get("batch") is not None and not self.shares_transaction
 
 
 class Registry:
     """The declared parts of an application.
 
     Args:
-        require_session: Called with the signature of each function with a session; raises if the app cannot provide
-            the session.
+        require_session: Called with the kind of session that a function takes, the name of its parameter, and what
+            the function is; raises if the app cannot provide the session.
     """
 
-    def __init__(self, require_session: Callable[[Signature, str], None]) -> None:
+    def __init__(self, require_session: Callable[[SessionKind, str, str], None]) -> None:
         self._require_session = require_session
         self.events = Events()
         self.resources = Resources()
         self.handlers: dict[str, Handler] = {}
-        self.queues: dict[str, QueueHandler] = {}
+        self.queues: dict[str, Handler] = {}
         self.schedules: dict[str, ScheduleEntry] = {}
         self.streams: dict[str, str] = {}
         """Streams of the declared events, which other services handle."""
 
     def add_handler(
-        self, event: str, function: Callable[..., Any], settings: AppHandlerSettings, *, once: bool
+        self,
+        event: str,
+        function: Callable[..., Any],
+        options: dict[str, Any],
+        *,
+        once: bool,
+        shares_transaction: bool = False,
     ) -> None:
         """Register the handler of an event.
 
@@ -112,15 +84,20 @@ class Registry:
                 "both functions from one handler, or let another app (another group) handle it too"
             )
         what = f"handler of {event!r}"
-        signature = self._read(function, what, once=once, lists=settings.takes_lists)
-        if settings.shares_transaction and signature.session is None:
+        lists = options.get("batch") is not None and not shares_transaction
+        signature = self._read(function, what, once=once, lists=lists)
+        if shares_transaction and signature.session is None:
             raise ConfigurationError(
                 f"the {what} has share_transaction= and no session: without a session there is no transaction to "
                 "share. Ask for a session, or leave share_transaction out"
             )
-        known = self.events.add(event, signature.payload)
         self.handlers[event] = Handler(
-            event=known, function=function, signature=signature, once=once, settings=settings
+            event=self.events.add(event, signature.payload),
+            function=function,
+            signature=signature,
+            once=once,
+            options=options,
+            shares_transaction=shares_transaction,
         )
 
     def add_queue(self, queue: str, function: Callable[..., Any], options: dict[str, Any], *, once: bool) -> None:
@@ -136,11 +113,12 @@ class Registry:
                 f"the {what} asks for a JobContext, which messages of RabbitMQ do not have: call "
                 f"conquiet.rabbit.{instead}() in it"
             )
-        handler = Handler(event=Event(queue, signature.payload), function=function, signature=signature, once=once)
-        self.queues[queue] = QueueHandler(handler, options)
+        self.queues[queue] = Handler(
+            event=Event(queue, signature.payload), function=function, signature=signature, once=once, options=options
+        )
 
     def add_schedule(
-        self, entry: "ScheduleEntry", function: Callable[..., Any], settings: AppHandlerSettings, *, once: bool
+        self, entry: "ScheduleEntry", function: Callable[..., Any], options: dict[str, Any], *, once: bool
     ) -> None:
         """Register a schedule and the handler of its internal event."""
         if entry.name in self.schedules:
@@ -154,7 +132,7 @@ class Registry:
             raise ConfigurationError(f"the {what} asks for a payload, which a schedule does not have")
         self.schedules[entry.name] = entry
         self.handlers[entry.event] = Handler(
-            event=Event(entry.event), function=function, signature=signature, once=once, settings=settings
+            event=Event(entry.event), function=function, signature=signature, once=once, options=options
         )
 
     def _read(self, function: Callable[..., Any], what: str, *, once: bool, lists: bool = False) -> Signature:
@@ -162,7 +140,7 @@ class Registry:
         signature = reader.read(function)
         _require_colour(signature, what)
         if signature.session is not None:
-            self._require_session(signature, what)
+            self._require_session(signature.session, signature.session_name, what)
         elif not once:
             raise ConfigurationError(
                 f"the {what} has once=False and no session: without a transaction there is no inbox row to leave out"

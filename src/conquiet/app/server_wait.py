@@ -14,11 +14,11 @@ See docs/decisions/0029.
 
 import asyncio
 import socket
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from conquiet.core.clock import SYSTEM_CLOCK, Clock
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
 from conquiet.errors import QueueError, ServerUnreachableError
@@ -57,53 +57,45 @@ class ServerCheck:
     run: Callable[[], Awaitable[Exception | None]]
 
 
-class ServerWait:
-    """Wait for servers, one after the other, with one deadline for all.
+async def wait_for_servers(checks: Sequence[ServerCheck], wait_s: float, is_stopping: Callable[[], bool]) -> None:
+    """Return once all servers reply, or when the app stops. They are checked in turn, with one deadline for all.
 
     Args:
+        checks: The servers.
         wait_s: Longest wait; 0 checks each server once.
         is_stopping: Ends the wait.
-        clock: Measures the wait.
+
+    Raises:
+        ServerUnreachableError: A server could not be reached in time.
     """
+    started = time.monotonic()
+    for check in checks:
+        await _wait_for_one(check, wait_s, is_stopping, started)
 
-    def __init__(self, wait_s: float, is_stopping: Callable[[], bool], clock: Clock = SYSTEM_CLOCK) -> None:
-        self._wait_s = wait_s
-        self._is_stopping = is_stopping
-        self._clock = clock
-        self._started = clock.monotonic()
 
-    async def until_up(self, checks: Sequence[ServerCheck]) -> None:
-        """Return once all servers reply, or when the app stops.
-
-        Raises:
-            ServerUnreachableError: A server could not be reached in time.
-        """
-        for check in checks:
-            await self._until_one_is_up(check)
-
-    async def _until_one_is_up(self, check: ServerCheck) -> None:
-        pause_s, is_reported = _FIRST_PAUSE_S, False
-        while not self._is_stopping():
-            error = await check.run()
-            waited_s = self._clock.monotonic() - self._started
-            if error is None:
-                if is_reported:
-                    facts: dict[str, Any] = {"server": check.server, "waited_s": round(waited_s, 1)}
-                    logger.info("%(server)s is available after %(waited_s)s s", **facts)
-                return
-            kind = type(error).__name__
-            if waited_s >= self._wait_s:
-                raise ServerUnreachableError(
-                    f"{check.server} could not be reached within {self._wait_s:g} s ({kind}): check that it runs and "
-                    "that the address is right. AppSettings(wait_s=…) waits longer",
-                    server=check.server,
-                ) from error
-            if not is_reported:
-                is_reported = True
-                facts = {"server": check.server, "error": kind, "wait_s": self._wait_s}
-                logger.warning("%(server)s cannot be reached (%(error)s); waiting up to %(wait_s)g s for it", **facts)
-            await asyncio.sleep(min(pause_s, self._wait_s - waited_s))
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+async def _wait_for_one(check: ServerCheck, wait_s: float, is_stopping: Callable[[], bool], started: float) -> None:
+    pause_s, is_reported = _FIRST_PAUSE_S, False
+    while not is_stopping():
+        error = await check.run()
+        waited_s = time.monotonic() - started
+        if error is None:
+            if is_reported:
+                facts: dict[str, Any] = {"server": check.server, "waited_s": round(waited_s, 1)}
+                logger.info("%(server)s is available after %(waited_s)s s", **facts)
+            return
+        kind = type(error).__name__
+        if waited_s >= wait_s:
+            raise ServerUnreachableError(
+                f"{check.server} could not be reached within {wait_s:g} s ({kind}): check that it runs and "
+                "that the address is right. AppSettings(wait_s=…) waits longer",
+                server=check.server,
+            ) from error
+        if not is_reported:
+            is_reported = True
+            facts = {"server": check.server, "error": kind, "wait_s": wait_s}
+            logger.warning("%(server)s cannot be reached (%(error)s); waiting up to %(wait_s)g s for it", **facts)
+        await asyncio.sleep(min(pause_s, wait_s - waited_s))
+        pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
 
 # ------------------------------------------------------------ the three kinds of server
@@ -171,7 +163,6 @@ def check_rabbit(url: str) -> ServerCheck:
 def _connect(engine: Any, check: Callable[[Any], None] | None) -> Exception | None:
     from sqlalchemy.exc import SQLAlchemyError
 
-    from conquiet.db.engine_pool import database_address
     from conquiet.db.errors import OperationInfo, as_write_error
 
     try:
@@ -184,8 +175,7 @@ def _connect(engine: Any, check: Callable[[Any], None] | None) -> Exception | No
             return error
         if check is None:
             return None  # the first handler reports the refusal
-        info, server = OperationInfo("checking the app's tables"), database_address(engine)
-        raise as_write_error(error, info, connecting=True, server=server) from error
+        raise as_write_error(error, OperationInfo("checking the app's tables"), connecting=engine) from error
 
 
 def _is_not_there(error: Exception, engine: Any) -> bool:

@@ -25,6 +25,7 @@ from conquiet.app.emitting import AppWaitOptions
 from conquiet.app.memory_broker import EmittedMessage, MemoryBroker, TestClock, read_fields
 from conquiet.app.memory_leases import MemoryLeases, ending
 from conquiet.core.batch_run import BatchRun
+from conquiet.core.batching import batch_settings
 from conquiet.core.clock import SYSTEM_CLOCK
 from conquiet.core.json_codec import CodecError
 from conquiet.core.settlement import RetryLater
@@ -162,16 +163,11 @@ class TestApp:
         threads = self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="conquiet-test-handler")
         self._broker.wait, self._broker.loop = self._wait, asyncio.get_running_loop()
         for event, function in assembly.functions(environment).items():
-            declared = self._app.registry.handlers[event].settings
-            handler = HandlerSettings(
-                event=event,
-                function=function,
-                retry=settings.retry if declared.retry is None else declared.retry,
-                timeout_s=declared.timeout_s,
-                concurrency=declared.concurrency,
-                rate=declared.rate,
-                batch=declared.batch,
-            )
+            declared = dict(self._app.registry.handlers[event].options)
+            if declared["retry"] is None:
+                declared["retry"] = settings.retry
+            batch = batch_settings(declared.pop("batch", None), declared.pop("within_s", None))
+            handler = HandlerSettings(event=event, function=function, batch=batch, **declared)
             self._runners[event] = runner_class(handler, ())(
                 handler,
                 (),
@@ -316,6 +312,7 @@ class TestApp:
         shared: Exception | None = None
         for envelope, delivery, outcome in zip(envelopes, deliveries, outcomes, strict=True):
             if isinstance(outcome, InfrastructureError | MessageInProgressError):
+                self._broker.keep_turn(stream, envelope)
                 self._broker.put(self.clock.now_ms, stream, envelope)  # not the message's fault: no attempt is counted
                 shared = outcome
             elif outcome is not None:

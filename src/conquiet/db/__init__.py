@@ -8,33 +8,11 @@
 the locks, so that a demo or a unit test needs no server.
 """
 
-from conquiet.core.constructor_help import describe_constructors
 from conquiet.core.extras import require_extra
+from conquiet.core.lazy_exports import lazy_exports, stub_exports
 
 require_extra("mysql", "sqlalchemy")
 
-from conquiet.db.engine_pool import pool_capacity  # noqa: E402
-from conquiet.db.helpers import insert_idempotent, occ_update, retry_on_conflict  # noqa: E402 - after the check above
-from conquiet.db.locking import LockStrategy, make_lock_backend  # noqa: E402
-from conquiet.db.locks import AdvisoryLock, RowLock  # noqa: E402
-from conquiet.db.models import DbOperation, DbOperationType, WriteOutcome  # noqa: E402
-from conquiet.db.session import DbSession  # noqa: E402
-from conquiet.db.writer import DbWriter  # noqa: E402
-
-__all__ = [
-    "AdvisoryLock",
-    "DbOperation",
-    "DbOperationType",
-    "DbSession",
-    "DbWriter",
-    "LockStrategy",
-    "RowLock",
-    "WriteOutcome",
-    "insert_idempotent",
-    "make_lock_backend",
-    "occ_update",
-    "pool_capacity",
-    "retry_on_conflict",
-]
-
-describe_constructors(globals())
+_HOMES = stub_exports(__name__)
+__all__ = list(_HOMES)
+__getattr__, __dir__ = lazy_exports(__name__, _HOMES)

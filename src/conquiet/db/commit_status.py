@@ -59,7 +59,7 @@ _IDLE: Final = 0
 
 
 class CommitStatus(Enum):
-    """The status of a transaction on the server."""
+    """The status of a transaction that has ended, as PostgreSQL names it; or unknown."""
 
     COMMITTED = "committed"
     ABORTED = "aborted"
@@ -79,14 +79,6 @@ class TransactionId:
     timeline: str
 
 
-class NoTransactionId(Enum):
-    """Reasons why a transaction has no id."""
-
-    NOTHING_WRITTEN = "nothing written"
-    FAILED = "failed"
-    """A statement failed, so PostgreSQL would roll back at COMMIT, without an error."""
-
-
 _recorded: "WeakKeyDictionary[object, TransactionId]" = WeakKeyDictionary()
 """Ids that a statement of the transaction has returned."""
 
@@ -98,13 +90,22 @@ def record_transaction(connection: Connection, row: Mapping[str, Any]) -> None:
         _recorded[transaction] = TransactionId(row["xid"], row["timeline"])
 
 
-def current_transaction(connection: Connection) -> TransactionId | NoTransactionId:
-    """Return the id of the connection's transaction, or why it has none. One round trip at most."""
+def current_transaction(connection: Connection, operation: str) -> TransactionId | None:
+    """Return the id of the connection's transaction; None if it has written nothing. One round trip at most.
+
+    Args:
+        connection: In the transaction.
+        operation: Names the transaction in the error.
+
+    Raises:
+        DbWriteError: A statement failed. COMMIT would roll back and report no error: the caller would believe that its
+            work is there.
+    """
     state = _driver_status(connection)
     if state == _IN_ERROR:
-        return NoTransactionId.FAILED
+        raise _failed_transaction(operation)
     if state == _IDLE:
-        return NoTransactionId.NOTHING_WRITTEN  # no statement was sent
+        return None  # no statement was sent
     # A driver that does not know the state needs a query: the transaction may have failed since.
     if state is not None and (recorded := _recorded.get(connection.get_transaction())) is not None:
         return recorded
@@ -112,10 +113,10 @@ def current_transaction(connection: Connection) -> TransactionId | NoTransaction
         row = connection.execute(_CURRENT).one()
     except DBAPIError as error:
         if sqlstate_of(error) == FAILED_TRANSACTION:
-            return NoTransactionId.FAILED
+            raise _failed_transaction(operation) from error
         raise
     if row.xid is None or row.timeline is None:
-        return NoTransactionId.NOTHING_WRITTEN
+        return None
     return TransactionId(row.xid, row.timeline)
 
 
@@ -135,10 +136,8 @@ def status_of(connection: Connection, transaction: TransactionId, *, end_backend
         return CommitStatus.UNKNOWN  # an id of the future: another server, with another history
     if row.timeline != transaction.timeline or row.status is None:
         return CommitStatus.UNKNOWN
-    if row.status == CommitStatus.COMMITTED.value:
-        return CommitStatus.COMMITTED
-    if row.status == CommitStatus.ABORTED.value:
-        return CommitStatus.ABORTED
+    if row.status != "in progress":
+        return CommitStatus(row.status)
     if end_backend:
         connection.execute(_END, {"xid": transaction.xid})
     return None
@@ -198,8 +197,7 @@ def after_lost_reply(status: CommitStatus, unknown: CommitUnknownError) -> DbWri
             return unknown
 
 
-def failed_transaction(operation: str) -> DbWriteError:
-    """Return the error to raise instead of the COMMIT of a transaction that can only be rolled back."""
+def _failed_transaction(operation: str) -> DbWriteError:
     return DbWriteError(
         f"{operation} failed: one of its statements failed, and PostgreSQL rolls such a transaction back at COMMIT; "
         "roll back to a savepoint after an error that you handle",

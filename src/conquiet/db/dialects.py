@@ -1,10 +1,9 @@
-"""Check that a database is supported, and that it has the locks a strategy needs."""
+"""Check that a database is supported, and that it has the locks of MySQL."""
 
 from typing import Final
 
 from sqlalchemy.engine import Engine
 
-from conquiet.db.locking.strategy import LockStrategy
 from conquiet.errors import ConfigurationError
 
 _MYSQL: Final = frozenset({"mysql", "mariadb"})
@@ -57,9 +56,3 @@ def require_mysql_locks(engine: Engine, what: str) -> None:
             f"{what} is a lock of MySQL and MariaDB; on {engine.dialect.name} it is not available. "
             "Use LockStrategy.NONE or occ_update there" + (_POSTGRES_LOCKS if is_postgres(engine) else "")
         )
-
-
-def require_strategy(engine: Engine, strategy: LockStrategy) -> None:
-    """Raise if the strategy takes a lock that the database does not have. No I/O."""
-    if strategy is not LockStrategy.NONE:
-        require_mysql_locks(engine, f"LockStrategy.{strategy.name}")

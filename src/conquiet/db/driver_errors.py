@@ -1,4 +1,4 @@
-"""Read the errors of drivers: the SQLSTATE, and the name of a table or column that the database does not have. Pure.
+"""Read the errors of drivers: number, SQLSTATE, and the name of a missing table or column. Pure.
 
 PostgreSQL's SQLSTATE is five characters that mean the same in every version and language.
 
@@ -30,35 +30,52 @@ _SQLITE_TABLE: Final = re.compile(rf"^no such table: ({_NAME})$")
 _SQLITE_COLUMN: Final = re.compile(rf"^(?:no such column: |table .* has no column named )({_NAME})$")
 
 
+def original_of(error: BaseException) -> BaseException | None:
+    """Return the driver's error inside SQLAlchemy's; any other error itself."""
+    return error.orig if isinstance(error, DBAPIError) else error
+
+
 def sqlstate_of(error: BaseException) -> str | None:
     """Return the SQLSTATE of an error of psycopg, psycopg2 or asyncpg; None for errors of other drivers.
 
     None also for an error that the client library raised, such as a lost connection.
     """
-    original = error.orig if isinstance(error, DBAPIError) else error
+    original = original_of(error)
     if original is None or (original.args and isinstance(original.args[0], int)):
         return None  # MySQL's drivers put the number first; one of them knows a SQLSTATE too, with other meanings
     state = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
     return state if isinstance(state, str) and _SQLSTATE.fullmatch(state) else None
 
 
-def describe_missing_object(
-    error: BaseException, number: int | None, state: str | None = None, *, own_statement: bool
-) -> str | None:
+def number_of(error: BaseException) -> int | None:
+    """Return the error number of the server or the client library, for every driver."""
+    original = original_of(error)
+    if isinstance(original, sqlite3.Error):
+        return getattr(original, "sqlite_errorcode", None)
+    number = original.args[0] if original is not None and original.args else None
+    # bool is an int to Python, and some errors carry an exception as their first argument.
+    return number if isinstance(number, int) and not isinstance(number, bool) else None
+
+
+def driver_code_of(error: BaseException) -> int | str | None:
+    """Return the SQLSTATE of an error on PostgreSQL, else its number."""
+    return sqlstate_of(error) or number_of(error)
+
+
+def describe_missing_object(error: BaseException, *, own_statement: bool) -> str | None:
     """Return a sentence about the missing table or column; None if the error is about something else.
 
     Args:
         error: The driver's error, or SQLAlchemy's around it.
-        number: Its number.
-        state: Its SQLSTATE, on PostgreSQL.
         own_statement: conquiet built the statement, so what the server calls a column is one.
     """
-    original = error.orig if isinstance(error, DBAPIError) else error
+    original = original_of(error)
     message = str(original.args[-1]) if original is not None and original.args else ""
     if isinstance(original, sqlite3.Error):
         table, column = _SQLITE_TABLE.match(message), _SQLITE_COLUMN.match(message)
     else:
-        code, quoted = (number, _QUOTED) if state is None else (state, _POSTGRES_QUOTED)
+        code = driver_code_of(error)
+        quoted = _POSTGRES_QUOTED if isinstance(code, str) else _QUOTED
         table = quoted.match(message) if code in _NO_SUCH_TABLE else None
         column = quoted.match(message) if code in _NO_SUCH_COLUMN else None
     if table is not None:

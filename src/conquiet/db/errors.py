@@ -14,11 +14,20 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from conquiet.core.log import add_describer
-from conquiet.db.driver_errors import FAILED_TRANSACTION, describe_missing_object, sqlstate_of
+from conquiet.db.driver_errors import (
+    FAILED_TRANSACTION,
+    describe_missing_object,
+    driver_code_of,
+    number_of,
+    original_of,
+    sqlstate_of,
+)
+from conquiet.db.engine_pool import database_address, pool_timeout_hint
 from conquiet.errors import (
     CommitUnknownError,
     ConflictError,
@@ -145,6 +154,10 @@ _REFUSED_LOGIN: Final = (
     "the server refused the user name or the password; put the right ones into the database URL; nothing was written"
 )
 
+_FAILED_BEFORE: Final = (
+    "an earlier statement of this transaction failed, and PostgreSQL accepts only ROLLBACK after that"
+)
+
 UNAVAILABLE: Final = frozenset(
     {DbErrorKind.GONE, DbErrorKind.UNREACHABLE, DbErrorKind.READ_ONLY, DbErrorKind.POOL_EXHAUSTED}
 )
@@ -173,16 +186,6 @@ class OperationInfo:
         return self.operation if self.table is None else f"{self.operation} on {self.table}"
 
 
-def number_of(error: BaseException) -> int | None:
-    """Return the error number of the server or the client library, for every driver."""
-    original = error.orig if isinstance(error, DBAPIError) else error
-    if isinstance(original, sqlite3.Error):
-        return getattr(original, "sqlite_errorcode", None)
-    number = original.args[0] if original is not None and original.args else None
-    # bool is an int to Python, and some errors carry an exception as their first argument.
-    return number if isinstance(number, int) and not isinstance(number, bool) else None
-
-
 def mark_not_sent(error: Exception) -> None:
     """Mark an error as raised before anything was sent to the server."""
     setattr(error, _NOT_SENT, True)
@@ -194,8 +197,7 @@ def outcome_unknown(error: BaseException) -> bool:
     That is a lost connection, an error of the client library (a broken TLS layer, packets out of order), and an
     exception that is not the driver's: a time limit by signal may be raised while a reply is on its way.
     """
-    original = error.orig if isinstance(error, DBAPIError) else error
-    if isinstance(original, sqlite3.Error) or hasattr(error, _NOT_SENT):
+    if isinstance(original_of(error), sqlite3.Error) or hasattr(error, _NOT_SENT):
         return False
     if not isinstance(error, DBAPIError):
         if isinstance(error, SQLAlchemyError | ConquietError):
@@ -217,9 +219,9 @@ def _from_driver(error: BaseException) -> bool:
 
 def fault_of(error: BaseException) -> DbErrorKind:
     """Return the kind of failure."""
-    original = error.orig if isinstance(error, DBAPIError) else error
-    if isinstance(original, sqlite3.Error):
-        return _sqlite_fault(number_of(error))
+    if isinstance(original_of(error), sqlite3.Error):
+        code = number_of(error) or 0  # 0 is none of its errors
+        return _BY_SQLITE_CODE.get(code) or _BY_SQLITE_CODE.get(code & 0xFF, DbErrorKind.OTHER)
     if isinstance(error, PoolTimeoutError):
         return DbErrorKind.POOL_EXHAUSTED
     if (state := sqlstate_of(error)) is not None:
@@ -231,20 +233,12 @@ def fault_of(error: BaseException) -> DbErrorKind:
     return kind
 
 
-def _sqlite_fault(code: int | None) -> DbErrorKind:
-    if code is None:
-        return DbErrorKind.OTHER
-    return _BY_SQLITE_CODE.get(code) or _BY_SQLITE_CODE.get(code & 0xFF, DbErrorKind.OTHER)
-
-
 def as_write_error(
     error: BaseException,
     info: OperationInfo,
     *,
     committing: bool = False,
-    connecting: bool = False,
-    hint: str | None = None,
-    server: str = "",
+    connecting: Engine | None = None,
 ) -> DbWriteError:
     """Build conquiet's error for a driver error; the caller raises it ``from`` the driver error.
 
@@ -253,14 +247,13 @@ def as_write_error(
         info: The operation.
         committing: The server may have committed before the error: COMMIT was in flight, or a statement that is its
             own transaction.
-        connecting: No connection was made yet. Then every driver error means that the database is unavailable, also
-            an unknown schema or a wrong password: no other work would get further.
-        hint: Replaces the description of the fault.
-        server: Where the database is, for the text of a failure to connect; see ``database_address``.
+        connecting: The engine, if it could not open a connection. Then every driver error means that the database is
+            unavailable, also an unknown schema or a wrong password: no other work would get further. The text names
+            the address, and the size of a pool without a free connection.
     """
-    number, state, fault = number_of(error), sqlstate_of(error), fault_of(error)
+    code, state, fault = driver_code_of(error), sqlstate_of(error), fault_of(error)
+    number = number_of(error)
     facts: dict[str, Any] = {"table": info.table, "operation": info.operation, "errno": number, "sqlstate": state}
-    code = number if state is None else state
     shown = f" (error {code})" if code is not None else ""
     # An error that the server replied with means that it did not commit. Preferred loss: a write that was never sent is
     # reported as unknown, rather than a committed one as failed.
@@ -271,16 +264,16 @@ def as_write_error(
             "check for the row, or let an inbox decide, before doing it again",
             **facts,
         )
-    if connecting and fault is not DbErrorKind.POOL_EXHAUSTED and _from_driver(error):
+    if connecting is not None and fault is not DbErrorKind.POOL_EXHAUSTED and _from_driver(error):
         fault = DbErrorKind.UNREACHABLE
     description = (
-        hint
-        or describe_missing_object(error, number, state, own_statement=info.table is not None)
-        or _failed_before(state)
-        or (_REFUSED_LOGIN if connecting and _is_refused_login(error, number, state) else None)
+        (None if connecting is None else pool_timeout_hint(error, connecting.pool))
+        or describe_missing_object(error, own_statement=info.table is not None)
+        or (_FAILED_BEFORE if state == FAILED_TRANSACTION else None)
+        or (_REFUSED_LOGIN if connecting is not None and is_refused_login(error) else None)
         or _DESCRIPTIONS.get(fault, "") + _REMEDIES.get(fault, "")
     )
-    if server and fault in UNAVAILABLE:
+    if connecting is not None and fault in UNAVAILABLE and (server := database_address(connecting)):
         description = f"{description} (server {server})"
     return _KINDS.get(fault, DbWriteError)(f"{info} failed{shown}: {description}", **facts)
 
@@ -292,31 +285,20 @@ def is_transient(error: DBAPIError) -> bool:
 
 def is_refused_login(error: BaseException) -> bool:
     """Return whether the server refused the user name or the password."""
-    return _is_refused_login(error, number_of(error), sqlstate_of(error))
+    # libpq reports a refused password without a code; the text is searched and not shown.
+    return driver_code_of(error) in {1045, 1698, "28P01", "28000"} or "password authentication failed" in str(error)
 
 
 def describe_error(error: BaseException) -> str | None:
     """Describe an error of SQLAlchemy for a log: number and kind, the name of a missing table, no value."""
     if not isinstance(error, DBAPIError | PoolTimeoutError):
         return None
-    number, state = number_of(error), sqlstate_of(error)
-    described = describe_missing_object(error, number, state, own_statement=False) or _DESCRIPTIONS.get(fault_of(error))
-    code = f"error {state or number}" if state or number else ""
-    return ": ".join(filter(None, (code, described))) or None
+    described = describe_missing_object(error, own_statement=False) or _DESCRIPTIONS.get(fault_of(error))
+    code = driver_code_of(error)
+    return ": ".join(filter(None, (f"error {code}" if code else "", described))) or None
 
 
 add_describer(describe_error)
-
-
-def _is_refused_login(error: BaseException, number: int | None, state: str | None) -> bool:
-    # libpq reports a refused password without a code; the text is searched and not shown.
-    return number in {1045, 1698} or state in {"28P01", "28000"} or "password authentication failed" in str(error)
-
-
-def _failed_before(state: str | None) -> str | None:
-    if state != FAILED_TRANSACTION:
-        return None
-    return "an earlier statement of this transaction failed, and PostgreSQL accepts only ROLLBACK after that"
 
 
 def is_duplicate(error: DbWriteError) -> bool:

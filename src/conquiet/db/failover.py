@@ -15,8 +15,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from conquiet.db.driver_errors import sqlstate_of
-from conquiet.db.errors import number_of
+from conquiet.db.driver_errors import number_of, sqlstate_of
 
 # 1290 read_only or super_read_only, 1792 a read-only transaction by the session's default, 1836 read-only mode.
 _NUMBERS: Final = frozenset({1290, 1792, 1836})

@@ -14,6 +14,7 @@ from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
 from conquiet.db.connection_cleanup import invalidate
 from conquiet.db.errors import outcome_unknown
+from conquiet.errors import LockTimeoutError
 
 logger = FactLogger(__name__)
 
@@ -81,9 +82,15 @@ def table_holder(conn: Connection, table: str) -> str | None:
     return _query(conn, (_TABLE_MYSQL, _TABLE_MARIADB, _ROW_MARIADB), _names(table))
 
 
-def format_holder(holder: str | None) -> str:
-    """Return the holder in brackets, as part of a sentence; empty if it is unknown."""
-    return f" ({holder})" if holder else ""
+def timeout_error(what: str, limit: str, *, resource: str, waited_s: float, holder: str | None) -> LockTimeoutError:
+    """Return the error for a lock that could not be acquired within ``limit`` seconds; it names a known holder."""
+    shown = f" ({holder})" if holder else ""
+    return LockTimeoutError(
+        f"{what} could not be acquired within {limit} s{shown}; nothing was written",
+        resource=resource,
+        waited_s=waited_s,
+        holder=holder,
+    )
 
 
 def _names(table: str) -> dict[str, Any]:

@@ -28,24 +28,15 @@ def observe_db_write(table: str, op_type: str, status: str, latency_s: float) ->
 
 
 @never_raises
-def observe_db_batch(table: str, op_type: str, *, succeeded: int, failed: int, latency_s: float) -> None:
-    """Count the rows of one batch by outcome; record its time once, as for one write."""
-    if succeeded:
-        _written(table, op_type, "success").inc(succeeded)
-    if failed:
-        _written(table, op_type, "error").inc(failed)
-    _took(table, op_type).observe(latency_s)
-
-
-@never_raises
 def count_db_writes(table: str, op_type: str, status: str, rows: int) -> None:
-    """Count writes; their time was recorded before."""
-    _written(table, op_type, status).inc(rows)
+    """Count writes; their time is recorded apart. No rows make no series."""
+    if rows:
+        _written(table, op_type, status).inc(rows)
 
 
 @never_raises
 def observe_db_latency(table: str, op_type: str, latency_s: float) -> None:
-    """Record how long a write took, before its outcome is known."""
+    """Record how long a write took, a batch as one write."""
     _took(table, op_type).observe(latency_s)
 
 

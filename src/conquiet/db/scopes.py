@@ -1,6 +1,5 @@
 """The context managers of a write: check out a connection, translate errors."""
 
-from conquiet.db.engine_pool import pool_timeout_hint
 from conquiet.db.errors import OperationInfo, as_write_error
 from conquiet.db.writer_pool import Checkout, WriterPool
 from conquiet.errors import ConquietError, DbWriteError, LifecycleError
@@ -56,8 +55,7 @@ class checked_out:  # noqa: N801 - reads as a verb: with checked_out(pool, info)
             info = self._info
             raise DbWriteError(f"{info} failed: {error}", table=info.table, operation=info.operation) from error
         except Exception as error:
-            hint = pool_timeout_hint(error, self._pool.pool)
-            raise as_write_error(error, self._info, connecting=True, hint=hint) from error
+            raise as_write_error(error, self._info, connecting=self._pool.engine) from error
         return self._checkout
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:

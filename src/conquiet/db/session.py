@@ -29,17 +29,14 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from conquiet.core.lifecycle import Lifecycle
 from conquiet.db.commit_status import (
-    NoTransactionId,
     TransactionId,
     after_lost_reply,
     current_transaction,
-    failed_transaction,
     resolve_commit,
 )
 from conquiet.db.connection_cleanup import clean_up, invalidate
 from conquiet.db.dialects import is_mysql, is_postgres, require_supported
 from conquiet.db.driver_errors import FAILED_TRANSACTION
-from conquiet.db.engine_pool import database_address, pool_timeout_hint
 from conquiet.db.errors import (
     ENDS_TRANSACTION,
     OperationInfo,
@@ -103,13 +100,7 @@ class DbSession:
             self._conn = self._engine.connect()
         except Exception as error:
             self._life.finish()
-            raise as_write_error(
-                error,
-                OperationInfo("opening a session"),
-                connecting=True,
-                hint=pool_timeout_hint(error, self._engine.pool),
-                server=database_address(self._engine),
-            ) from error
+            raise as_write_error(error, OperationInfo("opening a session"), connecting=self._engine) from error
         try:
             self._reject_autocommit(self._conn)
             # Sends nothing. An ORM session that joins the connection from now on finds a transaction of other code.
@@ -160,17 +151,11 @@ class DbSession:
     def _identify(self, conn: Connection) -> TransactionId | None:
         """Return the id of PostgreSQL's transaction, to resolve it if the reply to COMMIT is lost."""
         try:
-            found = current_transaction(conn)
+            return current_transaction(conn, _TRANSACTION.operation)
         except SQLAlchemyError as error:
             raise self.translate(error, _TRANSACTION) from error
-        match found:
-            case TransactionId():
-                return found
-            case NoTransactionId.NOTHING_WRITTEN:
-                return None
-            case NoTransactionId.FAILED:
-                # COMMIT would roll back and report no error: the caller would believe that its work is there.
-                raise self._statement_failure or failed_transaction(_TRANSACTION.operation)
+        except DbWriteError as failed:
+            raise self._statement_failure or failed  # noqa: B904 - the failure of the statement has its own cause
 
     def _reject_failed(self, conn: Connection) -> None:
         # The caller caught the error inside the block and continued. Committing would keep the half that

@@ -15,7 +15,8 @@ from sqlalchemy import TextClause
 from sqlalchemy.engine import Connection, Dialect
 
 from conquiet.db import sql
-from conquiet.db.errors import mark_not_sent, number_of, outcome_unknown
+from conquiet.db.driver_errors import number_of
+from conquiet.db.errors import mark_not_sent, outcome_unknown
 from conquiet.db.statement_batch import Rows
 
 _NO_PARAMS: Final[Mapping[str, Any]] = {}
@@ -59,10 +60,14 @@ class StatementResult:
 def execute(conn: Connection, statement: TextClause, params: Mapping[str, Any] = _NO_PARAMS) -> StatementResult:
     """Execute a statement and fetch its result."""
     raw = conn.raw if isinstance(conn, WriterConnection) else None
-    if raw is None:
-        return _execute_by_sqlalchemy(conn, statement, params)
-    string, order = _for_driver(statement, conn.dialect)
-    return _send(raw, string, params if order is None else tuple([params[name] for name in order]))
+    if raw is not None:
+        string, order = _for_driver(statement, conn.dialect)
+        return _send(raw, string, params if order is None else tuple([params[name] for name in order]))
+    result = conn.execute(statement, params)
+    if not result.returns_rows:
+        return StatementResult(result.rowcount)
+    columns = [str(column) for column in result.keys()]  # noqa: SIM118 - iterating it gives rows
+    return StatementResult(result.rowcount, columns, result.all())
 
 
 def insert_rows(conn: Connection, rows: Rows) -> None:
@@ -93,14 +98,6 @@ def select_ids(conn: Connection, table: str, id_column: str, ids: Sequence[Any])
         return _send(raw, string, tuple(ids))
     result = conn.exec_driver_sql(string, tuple(ids))
     return StatementResult(result.rowcount, (id_column,), result.all())
-
-
-def _execute_by_sqlalchemy(conn: Connection, statement: TextClause, params: Mapping[str, Any]) -> StatementResult:
-    result = conn.execute(statement, params)
-    if not result.returns_rows:
-        return StatementResult(result.rowcount)
-    columns = [str(column) for column in result.keys()]  # noqa: SIM118 - iterating it gives rows
-    return StatementResult(result.rowcount, columns, result.all())
 
 
 def _send(raw: Any, string: str, params: Any) -> StatementResult:

@@ -11,7 +11,8 @@ from typing import Any
 from conquiet.core.validation import require_identifier
 from conquiet.db import sql
 from conquiet.db.connection_cleanup import clean_up
-from conquiet.db.errors import OperationInfo, number_of
+from conquiet.db.driver_errors import number_of
+from conquiet.db.errors import OperationInfo
 from conquiet.db.locking.base import LockBackend
 from conquiet.db.locking.strategy import LockStrategy
 from conquiet.db.metrics import measured_lock

@@ -20,12 +20,12 @@ from sqlalchemy.engine import Engine
 from conquiet.config import DbConfig
 from conquiet.core.closing import ClosedAfterUse
 from conquiet.db import statement_batch
-from conquiet.db.dialects import require_strategy, require_writer_supported
+from conquiet.db.dialects import require_mysql_locks, require_writer_supported
 from conquiet.db.insert import Inserts
 from conquiet.db.locking import make_lock_backend
 from conquiet.db.locking.base import LockBackend
 from conquiet.db.locking.strategy import LockStrategy
-from conquiet.db.metrics import observe_db_batch, observe_db_write
+from conquiet.db.metrics import count_db_writes, observe_db_latency, observe_db_write
 from conquiet.db.models import DbOperation, DbOperationType, WriteOutcome
 from conquiet.db.update import Change, Updates
 from conquiet.db.writer_pool import WriterPool, writer_pool_of
@@ -65,7 +65,8 @@ class DbWriter(ClosedAfterUse):
         self._db_config = db_config
         backend = make_lock_backend(lock_strategy, db_config, lock_timeout_s=lock_timeout_s)
         self._lock_strategy = lock_strategy
-        require_strategy(engine, lock_strategy)
+        if lock_strategy is not LockStrategy.NONE:
+            require_mysql_locks(engine, f"LockStrategy.{lock_strategy.name}")
         self._inserts = Inserts(db_config.id_column)
         self._updates = Updates(db_config.id_column, lock_strategy, backend)
         self._closed = False
@@ -156,13 +157,10 @@ class DbWriter(ClosedAfterUse):
             self._inserts.many(self._pool(), rows, outcomes)
         finally:
             done = len(outcomes) - before  # rows without an outcome failed
-            observe_db_batch(
-                rows.table,
-                DbOperationType.INSERT.value,
-                succeeded=done,
-                failed=len(rows.ops) - done,
-                latency_s=time.monotonic() - started,
-            )
+            table, op_type = rows.table, DbOperationType.INSERT.value
+            count_db_writes(table, op_type, "success", done)
+            count_db_writes(table, op_type, "error", len(rows.ops) - done)
+            observe_db_latency(table, op_type, time.monotonic() - started)
 
     def _pool(self) -> WriterPool:
         if self._closed:

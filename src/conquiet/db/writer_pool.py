@@ -178,9 +178,11 @@ class WriterPool:
             own.dispose()
 
     @property
-    def pool(self) -> Pool | None:
-        """The pool that connections come from; None before the first one."""
-        return None if self._own is None else self._own.pool
+    def engine(self) -> Engine:
+        """The engine of the writers; its pool has the same settings."""
+        engine = self._engine()
+        assert engine is not None  # noqa: S101 - the calling writer holds a reference
+        return engine
 
     @property
     def pool_status(self) -> str:
@@ -190,9 +192,7 @@ class WriterPool:
     def _opened(self) -> Engine:
         with self._opening:
             if self._own is None:
-                engine = self._engine()
-                assert engine is not None  # noqa: S101 - the calling writer holds a reference
-                self._own = _own_engine(engine) if is_mysql(engine) else engine
+                self._own = _own_engine(self.engine) if is_mysql(self.engine) else self.engine
             return self._own
 
 

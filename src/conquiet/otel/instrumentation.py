@@ -140,7 +140,8 @@ class _Instrumentation:
         parent: tracing.Headers | None = None,
         count: int | None = None,
     ) -> "_OtelSpan":
-        attributes = _attributes(system, destination, names.SEND, message_id=message_id, event=event, count=count)
+        facts = {names.MESSAGE_ID: message_id, names.EVENT: event, names.BATCH_SIZE: count}
+        attributes = _attributes(system, destination, names.SEND, facts)
         parent_context = None if parent is None else propagate.extract(parent)
         ended = partial(self._instruments.record_sent, count or 1)
         return _OtelSpan(
@@ -165,16 +166,14 @@ class _Instrumentation:
             if not self._counts:
                 return dropped
             return CountedDroppedSpan(dropped.sender, self._ended_one, self._labels(system, destination, group))
-        attributes = _attributes(
-            system,
-            destination,
-            names.PROCESS,
-            message_id=message_id,
-            event=event,
-            group=group,
-            attempt=attempt,
-            count=None if batch is None else len(batch),
-        )
+        facts = {
+            names.MESSAGE_ID: message_id,
+            names.EVENT: event,
+            names.GROUP: group,
+            names.ATTEMPT: attempt,
+            names.BATCH_SIZE: None if batch is None else len(batch),
+        }
+        attributes = _attributes(system, destination, names.PROCESS, facts)
         links = [] if batch is None else _batch_links(batch)
         parent: Any = otel_context.Context()  # not the span that may be current in the worker
         if headers is not None:
@@ -193,13 +192,14 @@ class _Instrumentation:
         """Return the labels of a handler's metrics; one set per stream or queue."""
         found = self._kept_labels.get((system, destination, group))
         if found is None:
-            found = _metric_labels(_attributes(system, destination, names.PROCESS, group=group))
+            found = _metric_labels(_attributes(system, destination, names.PROCESS, {names.GROUP: group}))
             if len(self._kept_labels) < _MOST_LABELS:
                 self._kept_labels[system, destination, group] = found
         return found
 
     def settle(self, system: str, destination: str, *, operation: str, message_id: str | None = None) -> "_OtelSpan":
-        attributes = _attributes(system, destination, names.SETTLE, operation=operation, message_id=message_id)
+        facts = {names.OPERATION_NAME: operation, names.MESSAGE_ID: message_id}
+        attributes = _attributes(system, destination, names.SETTLE, facts)
         record = self._instruments.operation.record
         return _OtelSpan(self._tracer, f"{operation} {destination}", SpanKind.CLIENT, attributes, record)
 
@@ -274,31 +274,14 @@ class _OtelSpan:
         self._ended(time.monotonic() - self._began, labels)
 
 
-def _attributes(  # noqa: PLR0913 - facts of a message
-    system: str,
-    destination: str,
-    operation_type: str,
-    *,
-    operation: str | None = None,
-    message_id: str | None = None,
-    event: str | None = None,
-    group: str | None = None,
-    attempt: int | None = None,
-    count: int | None = None,
-) -> dict[str, Any]:
-    optional = {
-        names.MESSAGE_ID: message_id,
-        names.EVENT: event,
-        names.GROUP: group,
-        names.ATTEMPT: attempt,
-        names.BATCH_SIZE: count,
-    }
+def _attributes(system: str, destination: str, operation: str, facts: Mapping[str, str | int | None]) -> dict[str, Any]:
+    """Return the attributes of a span: the common ones and the known facts, which may name the operation."""
     return {
         names.SYSTEM: system,
         names.DESTINATION: destination,
-        names.OPERATION_TYPE: operation_type,
-        names.OPERATION_NAME: operation or operation_type,
-        **{name: value for name, value in optional.items() if value is not None},
+        names.OPERATION_TYPE: operation,
+        names.OPERATION_NAME: operation,
+        **{name: value for name, value in facts.items() if value is not None},
     }
 
 

@@ -29,16 +29,13 @@ from conquiet.db.commit_status import (
     PAUSE_S,
     TIMEOUT_S,
     CommitStatus,
-    NoTransactionId,
     TransactionId,
     after_lost_reply,
     attempts,
     current_transaction,
-    failed_transaction,
     status_of,
 )
 from conquiet.db.dialects import is_postgres
-from conquiet.db.engine_pool import database_address, pool_timeout_hint
 from conquiet.db.errors import OperationInfo, as_write_error, is_transient
 from conquiet.db.failover import is_demotion
 from conquiet.errors import (
@@ -99,10 +96,8 @@ class AsyncTransaction:
             raise
         except Exception as error:
             await self._give_up(connection, error)
-            hint = pool_timeout_hint(error, self._engine.sync_engine.pool)
-            server = database_address(self._engine.sync_engine)
             info = OperationInfo("opening a session")
-            raise as_write_error(error, info, connecting=True, hint=hint, server=server) from error
+            raise as_write_error(error, info, connecting=self._engine.sync_engine) from error
         return connection
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
@@ -144,13 +139,9 @@ class AsyncTransaction:
     async def _identify(self, connection: AsyncConnection) -> TransactionId | None:
         """Return the id of PostgreSQL's transaction, to resolve it if the reply to COMMIT is lost."""
         try:
-            found = await connection.run_sync(current_transaction)
+            return await connection.run_sync(current_transaction, _TRANSACTION.operation)
         except DBAPIError as error:
             raise as_write_error(error, _TRANSACTION) from error
-        if found is NoTransactionId.FAILED:
-            # COMMIT would roll back and report no error, and the message would be acknowledged without its effect.
-            raise failed_transaction(_TRANSACTION.operation)
-        return found if isinstance(found, TransactionId) else None
 
     async def _send_commit(self, connection: AsyncConnection, transaction: TransactionId | None) -> None:
         try:

@@ -14,7 +14,7 @@ deadlock, a lost connection) is raised, not attributed to a message.
 See docs/decisions/0044.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
@@ -66,7 +66,7 @@ class Batches:
                     await self._source.in_session(session, lambda own: _require_nothing(work(own, new)))
                     in_work = False
         except Exception as error:
-            if not in_work or not _may_be_of_one(error, msgs):
+            if not in_work or len(msgs) == 1 or ends_transaction(error):
                 raise
         else:
             return None
@@ -112,7 +112,7 @@ class Batches:
         outcomes: dict[int, Outcome] = dict.fromkeys(range(len(msgs)))
         async with self._source.batch(self.inbox, msgs, check, in_parts=True) as (session, first_time):
             yield session, _positions(first_time), outcomes
-            if failed := _failed(msgs, outcomes):
+            if failed := [msgs[position] for position, outcome in outcomes.items() if outcome is not None]:
                 await self._source.in_unit(session, lambda unit: self.inbox.forget_in(unit, failed))
 
     async def _in_savepoint(self, session: Any, ordinal: int, what: P, work: PartWork[P]) -> Outcome:
@@ -179,17 +179,8 @@ class _TransactionEnded(BaseException):
         self.error = error
 
 
-def _may_be_of_one(error: Exception, msgs: Sequence[Any]) -> bool:
-    """Return whether an error of a call with all messages may be the error of some of them."""
-    return len(msgs) > 1 and not ends_transaction(error)
-
-
 def _positions(first_time: list[bool]) -> list[int]:
     return [position for position, is_first in enumerate(first_time) if is_first]
-
-
-def _failed(msgs: Sequence[Any], outcomes: Mapping[int, Outcome]) -> list[Any]:
-    return [msgs[position] for position, outcome in outcomes.items() if outcome is not None]
 
 
 async def _require_nothing(work: Awaitable[object]) -> None:

@@ -59,10 +59,8 @@ def key_of(msg: Any, key: KeyFunction | None = None) -> InboxKey:
         )
     if not chosen.id or not chosen.source:
         raise MessageKeyError("the inbox key of a message is empty: two messages without a key would count as one")
-    for position, value in enumerate(chosen):
-        # ASCII and short is nearly every part of a key; this is called for each message.
-        if type(value) is not str or not value.isascii() or len(value) > MAX_PART_BYTES:
-            _require_storable(InboxKey._fields[position], value)
+    for name, value in zip(InboxKey._fields, chosen, strict=True):
+        _require_storable(name, value)
     return chosen
 
 

@@ -6,7 +6,7 @@ gap cannot be closed, because two servers are involved. The inbox has no such ga
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from conquiet.core import tracing
@@ -53,11 +53,7 @@ class LeaseCheck:
                 "a LeaseCheck needs a DbSession, which runs the check right before COMMIT; got a "
                 f"{type(session).__name__}"
             )
-        if self._inbox is None:
-            session.before_commit(lambda _: self._check(msg))
-            yield True
-            return
-        with self._inbox.once(session, msg) as first_time:
+        with nullcontext(enter_result=True) if self._inbox is None else self._inbox.once(session, msg) as first_time:
             if first_time:  # otherwise there is nothing to protect
                 session.before_commit(lambda _: self._check(msg))
             yield first_time

@@ -26,7 +26,8 @@ from sqlalchemy.schema import CreateColumn, CreateIndex
 
 from conquiet.core.log import FactLogger
 from conquiet.db.dialects import require_supported
-from conquiet.db.errors import OperationInfo, as_write_error, code_of
+from conquiet.db.driver_errors import driver_code_of
+from conquiet.db.errors import OperationInfo, as_write_error
 from conquiet.errors import ConfigurationError, LockAcquisitionError
 from conquiet.transactional.metadata import metadata
 from conquiet.transactional.schema import (
@@ -247,7 +248,7 @@ def _alter_or_warn(connection: "Connection", layout: TableLayout) -> None:
             for statement in additions:
                 _alter(connection, statement)
     except SQLAlchemyError as error:
-        code = code_of(as_write_error(error, OperationInfo("adding a column to a table")))
+        code = driver_code_of(error)
         if code not in _NOT_NOW:
             raise
         logger.warning(

@@ -200,7 +200,7 @@ class Outbox:
         event: str | None,
         delay_s: float | None,
         headers: tracing.Headers | None = None,
-    ) -> "_OutboxRows":
+    ) -> "OutboxRows":
         """Check messages and return the rows to write."""
         self.require_target(target)
         if keys is not None and len(keys) != len(payloads):
@@ -218,9 +218,7 @@ class Outbox:
         named = None if event is None else _short("event", event)
         carried = _encoded_headers(headers, target, *(row[0].decode() for row in rows))
         # A message that is not due yet wakes no relay: polling finds it in time.
-        return _OutboxRows(
-            self.table, _short("target", target), named, wait_s, rows, self._wake and not wait_s, carried
-        )
+        return OutboxRows(self.table, _short("target", target), named, wait_s, rows, self._wake and not wait_s, carried)
 
     def require_target(self, target: str) -> None:
         """Raise ``ConfigurationError`` for a target that was not declared."""
@@ -295,7 +293,7 @@ class Outbox:
 
 
 @dataclass(frozen=True, slots=True)
-class _OutboxRows:
+class OutboxRows:
     """Rows of one target, event and delay: written by one statement, up to a size that servers accept."""
 
     table: str
@@ -317,6 +315,11 @@ class _OutboxRows:
                     unit.execute(statement, {**self._shared(unit), **bind_messages(unit.dialect, rows)})
         except DbWriteError as error:
             raise if_missing(error, self.table) from error.__cause__
+        return self.ids
+
+    @property
+    def ids(self) -> list[str]:
+        """Their ids, in their order."""
         return [row[0].decode() for row in self.rows]
 
     def _write_each(self, unit: UnitOfWork, rows: Sequence[_Row]) -> None:

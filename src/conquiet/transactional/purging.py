@@ -146,7 +146,12 @@ class Purger(ClosedAfterUse):
         retention: Ages and pace.
         is_idle: Called before each pass: False postpones the pass, or leaves it to another host, for at most ten
             intervals.
+
+    Attributes:
+        abandoned: Always 0: it runs no handlers.
     """
+
+    abandoned = 0
 
     def __init__(
         self,
@@ -219,11 +224,6 @@ class Purger(ClosedAfterUse):
         self._lifecycle.stop()
         self._lifecycle.wait_ended()
 
-    @property
-    def abandoned(self) -> int:
-        """Always 0: it runs no handlers."""
-        return 0
-
     def __enter__(self) -> Self:
         self._lifecycle.start(in_background=True)
         threading.Thread(target=self._run, name="conquiet-purger", daemon=True).start()
@@ -286,17 +286,18 @@ class Purger(ClosedAfterUse):
         Yields None if another host has it, else a function that keeps it, to be called before each batch. The lock is
         tied to a connection: released immediately if the process dies, within two minutes if the host disappears.
         """
-        take = _TAKE_LOCK.get(self._engine.dialect.name)
-        if take is None or pool_capacity(self._engine) == 1:
+        locks = _LOCKS.get(self._engine.dialect.name)
+        if locks is None or pool_capacity(self._engine) == 1:
             yield lambda: None  # SQLite has one writer anyway; elsewhere two purgers only do some work twice
             return
+        take, free = locks
         with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             try:
                 yield (lambda: _ping(connection)) if take(connection, self._lock) else None
             finally:
                 # Released now for the next host: the server may notice a closed connection later.
                 with suppress(SQLAlchemyError):
-                    connection.execute(_FREE_LOCKS[self._engine.dialect.name])
+                    connection.execute(free)
                 # Closed, and not returned to the pool: that certainly frees the lock, and its timeout was changed.
                 connection.invalidate()
 
@@ -350,12 +351,10 @@ def _take_postgres(connection: Connection, name: str) -> bool:
     return ours
 
 
-_TAKE_LOCK: Final = {"mysql": _take_mysql, "mariadb": _take_mysql, "postgresql": _take_postgres}
-"""By SQLAlchemy's name of the dialect."""
-
-_FREE_LOCKS: Final = {
-    "mysql": text("SELECT RELEASE_ALL_LOCKS()"),
-    "mariadb": text("SELECT RELEASE_ALL_LOCKS()"),
-    "postgresql": text("SELECT pg_advisory_unlock_all()"),
+_MYSQL_LOCK: Final = (_take_mysql, text("SELECT RELEASE_ALL_LOCKS()"))
+_LOCKS: Final = {
+    "mysql": _MYSQL_LOCK,
+    "mariadb": _MYSQL_LOCK,
+    "postgresql": (_take_postgres, text("SELECT pg_advisory_unlock_all()")),
 }
-"""The connection holds only one lock."""
+"""Take and free the lock, by SQLAlchemy's name of the dialect. The connection holds no other lock."""

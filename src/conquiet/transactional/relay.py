@@ -14,7 +14,8 @@ See docs/decisions/0025.
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 from typing import Final
 
 from sqlalchemy.engine import Engine
@@ -81,12 +82,7 @@ class RelayStats:
     deferred: int = 0
 
     def __add__(self, other: "RelayStats") -> "RelayStats":
-        return RelayStats(
-            self.published + other.published,
-            self.refused + other.refused,
-            self.parked + other.parked,
-            self.deferred + other.deferred,
-        )
+        return RelayStats(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(slots=True)
@@ -120,9 +116,16 @@ class OutboxRelay(ClosedAfterUse):
         max_attempts: Refusals after which a row is parked, with the reason.
         backoff: Between attempts at a refused row, and between attempts at a target that is unavailable.
 
+    Attributes:
+        name: Name of this kind of worker.
+        abandoned: Always 0: a relay finishes the batch it works on.
+
     Raises:
         ConfigurationError: A setting is wrong.
     """
+
+    name = "OutboxRelay"
+    abandoned = 0
 
     def __init__(
         self,
@@ -225,16 +228,6 @@ class OutboxRelay(ClosedAfterUse):
             return f"target unavailable: {', '.join(self.unavailable_targets)}"
         is_stale = time.monotonic() - self._last_round_s > _STALE_ROUND_S + self.poll_s
         return "no round has ended lately" if is_stale else ""
-
-    @property
-    def name(self) -> str:
-        """Name of this kind of worker."""
-        return type(self).__name__
-
-    @property
-    def abandoned(self) -> int:
-        """Always 0: a relay finishes the batch it works on."""
-        return 0
 
     @property
     def unavailable_targets(self) -> list[str]:

@@ -188,14 +188,19 @@ class ToProcessor(ToStream):
         )
 
     def _script(self, encoded: Sequence[bytes]) -> "Sequence[Arg]":
-        from conquiet.processor.keys import keys_of
-        from conquiet.processor.scripts import script
-
         if not any(payload.startswith(b'{"v":1,"key":') for payload in encoded):
             return super()._script(encoded)
-        keys = keys_of(self.stream)
-        args: list[Arg] = [value for payload in encoded for value in (payload, "", 0, 0)]
-        return script("emit").words((keys.stream, keys.delayed, keys.wake, keys.order), args, in_full=True)
+        return _emit_script(self.stream, encoded, "")
+
+
+def _emit_script(stream: str, encoded: Sequence[bytes], when: str) -> "Sequence[Arg]":
+    """Return the command that emits envelopes; ``when`` is "?" in a partition, which may redirect them."""
+    from conquiet.processor.keys import keys_of
+    from conquiet.processor.scripts import script
+
+    keys = keys_of(stream)
+    args: list[Arg] = [value for payload in encoded for value in (payload, when, 0, 0)]
+    return script("emit").words((keys.stream, keys.delayed, keys.wake, keys.order), args, in_full=True)
 
 
 class _Redirected(NamedTuple):
@@ -248,14 +253,11 @@ class ToPartitions(ToProcessor):
 
     def _send_to(self, index: int, messages: Sequence[_Redirected]) -> list[_Redirected]:
         """Send to one partition; return the messages that it redirects: their keys have moved to another one."""
-        from conquiet.processor.keys import keys_of
         from conquiet.processor.partitions import partition_name
-        from conquiet.processor.scripts import script
 
-        keys = keys_of(partition_name(self.stream, index))
-        args = [value for placed in messages for value in (placed.payload, "?", 0, 0)]
-        words = script("emit").words((keys.stream, keys.delayed, keys.wake, keys.order), args, in_full=True)
-        reply = self._run(words, stream=keys.stream)
+        stream = partition_name(self.stream, index)
+        words = _emit_script(stream, [placed.payload for placed in messages], "?")
+        reply = self._run(words, stream=stream)
         return [
             placed._replace(sent_by=index) for placed, answer in zip(messages, reply, strict=True) if answer[:1] == b">"
         ]

@@ -30,7 +30,6 @@ Binds = Mapping[str, Any]
 
 SyncSession = DbSession | Session | Connection | scoped_session[Any]
 
-_AUTOCOMMIT = "AUTOCOMMIT"
 _ABOUT = OperationInfo("a statement of the inbox or outbox")
 
 
@@ -235,15 +234,13 @@ def _connection_of(session: Session) -> Connection:
                 "the Session has no bind of its own, so the database of the inbox and the outbox is not known: "
                 "pass session.connection(bind_arguments={…}) of that database instead"
             ) from error
-        raise as_write_error(error, _ABOUT, connecting=True) from error
+        raise as_write_error(error, _ABOUT, connecting=session.bind.engine) from error
 
 
 def _refuse_autocommit(connection: Connection) -> None:
     """Raise in autocommit mode: the row would be committed separately, without an error."""
     if connection._is_autocommit_isolation():  # noqa: SLF001 - the public method costs a round trip
-        raise ConfigurationError(
-            f"the connection is in {_AUTOCOMMIT} mode: the inbox and the outbox need a transaction"
-        )
+        raise ConfigurationError("the connection is in AUTOCOMMIT mode: the inbox and the outbox need a transaction")
 
 
 def _name_of(session: object) -> str:

@@ -10,7 +10,7 @@ from sqlalchemy import create_engine, make_url
 
 from conquiet import App
 from conquiet.app import AppSettings
-from conquiet.app.server_wait import ServerWait, check_database
+from conquiet.app.server_wait import check_database, wait_for_servers
 from conquiet.errors import DbWriteError
 from conquiet.testing import FaultProxy, wait_until_async
 from conquiet.testing.redis import RedisServer
@@ -81,7 +81,7 @@ async def test_a_database_that_goes_away_during_the_check_is_waited_for(
         checks.append(True)
         connection.exec_driver_sql("SELECT 1")
 
-    await ServerWait(60.0, lambda: False).until_up([check_database(engine, check)])
+    await wait_for_servers([check_database(engine, check)], 60.0, lambda: False)
     engine.dispose()
 
     assert len(checks) == 2

@@ -9,14 +9,13 @@ from sqlalchemy import Connection, Engine, text
 
 from conquiet.db.commit_status import (
     CommitStatus,
-    NoTransactionId,
     TransactionId,
     current_transaction,
     resolve_commit,
     status_of,
 )
 from conquiet.db.session import DbSession
-from conquiet.errors import CommitUnknownError
+from conquiet.errors import CommitUnknownError, DbWriteError
 from conquiet.testing import FaultProxy, PostgresServer, wait_until
 
 
@@ -25,7 +24,7 @@ def open_transaction(engine: Engine) -> Iterator[tuple[Connection, TransactionId
     """A transaction that has written a row and is not committed."""
     with engine.connect() as connection:
         connection.execute(text("INSERT INTO orders (id) VALUES (1)"))
-        found = current_transaction(connection)
+        found = current_transaction(connection, "a transaction")
         assert isinstance(found, TransactionId)
         yield connection, found
         connection.invalidate()
@@ -33,9 +32,9 @@ def open_transaction(engine: Engine) -> Iterator[tuple[Connection, TransactionId
 
 def test_a_transaction_that_wrote_nothing_has_no_id(engine: Engine) -> None:
     with engine.connect() as connection:
-        assert current_transaction(connection) is NoTransactionId.NOTHING_WRITTEN
+        assert current_transaction(connection, "a transaction") is None
         connection.execute(text("SELECT 1"))
-        assert current_transaction(connection) is NoTransactionId.NOTHING_WRITTEN
+        assert current_transaction(connection, "a transaction") is None
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
@@ -48,7 +47,8 @@ async def test_a_failed_transaction_is_recognised_with_each_driver(postgres_url:
     async with engine.connect() as connection:
         with pytest.raises(DBAPIError):
             await connection.execute(text("SELECT 1 / 0"))
-        assert await connection.run_sync(current_transaction) is NoTransactionId.FAILED
+        with pytest.raises(DbWriteError, match="a transaction failed: one of its statements failed"):
+            await connection.run_sync(current_transaction, "a transaction")
     await engine.dispose()
 
 
@@ -58,7 +58,7 @@ def test_the_server_knows_what_is_committed_and_what_is_not(
     connection, committed = open_transaction
     connection.commit()
     connection.execute(text("INSERT INTO orders (id) VALUES (2)"))
-    aborted = current_transaction(connection)
+    aborted = current_transaction(connection, "a transaction")
     connection.rollback()
 
     assert isinstance(aborted, TransactionId)
@@ -103,7 +103,7 @@ def test_a_commit_under_way_is_not_interrupted_before_a_standby_has_it(
         else:
             connection.execute(text("SET synchronous_commit = on"))
         connection.execute(text("INSERT INTO orders (id) VALUES (1)"))
-        transaction = current_transaction(connection)
+        transaction = current_transaction(connection, "a transaction")
         assert isinstance(transaction, TransactionId)
 
         committing = thread.submit(connection.commit)
@@ -127,7 +127,7 @@ def test_a_transaction_whose_client_is_gone_is_ended_with_a_standby_too(
     engine = make_engine(private_postgres(settings=WITH_STANDBY).url)
     with engine.connect() as connection:
         connection.execute(text("CREATE TABLE orders (id INT)"))
-        transaction = current_transaction(connection)
+        transaction = current_transaction(connection, "a transaction")
         assert isinstance(transaction, TransactionId)
 
         assert resolve_commit(engine, transaction) is CommitStatus.ABORTED
@@ -176,7 +176,7 @@ def test_a_restart_does_not_change_the_answer(
     for table, end in (("one", Connection.commit), ("two", Connection.rollback)):
         with engine.connect() as connection:
             connection.execute(text(f"CREATE TABLE {table} (id INT)"))
-            found.append(current_transaction(connection))
+            found.append(current_transaction(connection, "a transaction"))
             end(connection)
 
     server.kill()

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from conquiet.core.backoff import Backoff
-from conquiet.db.commit_status import CommitStatus, NoTransactionId, TransactionId, current_transaction, status_of
+from conquiet.db.commit_status import CommitStatus, TransactionId, current_transaction, status_of
 from conquiet.db.session import DbSession
 from conquiet.errors import DbWriteError, MessageInProgressError
 from conquiet.queue.models import QueueMessage
@@ -194,7 +194,7 @@ def test_the_inbox_row_returns_the_id_of_its_transaction(engine: Engine) -> None
     for number in range(2):
         with DbSession(engine) as session:
             Inbox().once(session, a_message(f"{number}-0", b"1")).__enter__()
-            noted = current_transaction(session.connection)
+            noted = current_transaction(session.connection, "a transaction")
             assert isinstance(noted, TransactionId)
             assert noted.xid == session.execute_scalar("SELECT CAST(pg_current_xact_id() AS text)")
             found.append(noted)
@@ -211,7 +211,8 @@ def test_a_transaction_that_fails_after_its_inbox_row_is_not_committed(engine: E
         Inbox().once(connection, MESSAGE).__enter__()
         with pytest.raises(DBAPIError):
             connection.execute(text("SELECT 1 / 0"))
-        assert current_transaction(connection) is NoTransactionId.FAILED
+        with pytest.raises(DbWriteError, match="one of its statements failed"):
+            current_transaction(connection, "a transaction")
         connection.rollback()
 
 

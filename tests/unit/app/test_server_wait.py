@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from conquiet.app import App, AppSettings
-from conquiet.app.server_wait import ServerCheck, ServerWait, check_database, check_rabbit, check_redis
+from conquiet.app.server_wait import ServerCheck, check_database, check_rabbit, check_redis, wait_for_servers
 from conquiet.app.settings import redis_client
 from conquiet.cli.worker.reachability import unreachable_server
 from conquiet.errors import ServerUnreachableError
@@ -34,7 +34,7 @@ def unused_port() -> int:
 async def test_a_late_server_is_waited_for_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
     server = Late(4)
     with caplog.at_level(logging.INFO):
-        await ServerWait(60.0, lambda: False).until_up([ServerCheck("Redis at h:1", server.reply)])
+        await wait_for_servers([ServerCheck("Redis at h:1", server.reply)], 60.0, lambda: False)
 
     assert server.checked == 4
     first, second = [record.getMessage() for record in caplog.records]
@@ -43,10 +43,8 @@ async def test_a_late_server_is_waited_for_and_named_once(caplog: pytest.LogCapt
 
 
 async def test_a_server_that_never_comes_is_an_error_that_names_it() -> None:
-    wait = ServerWait(0.1, lambda: False)
-
     with pytest.raises(ServerUnreachableError, match=r"Redis at h:1 could not be reached within 0\.1 s") as failed:
-        await wait.until_up([ServerCheck("Redis at h:1", Late(10_000).reply)])
+        await wait_for_servers([ServerCheck("Redis at h:1", Late(10_000).reply)], 0.1, lambda: False)
 
     assert failed.value.server == "Redis at h:1"
     assert unreachable_server(failed.value) == "Redis at h:1"
@@ -56,7 +54,7 @@ async def test_without_a_wait_each_server_is_checked_once() -> None:
     server = Late(2)
 
     with pytest.raises(ServerUnreachableError):
-        await ServerWait(0.0, lambda: False).until_up([ServerCheck("Redis", server.reply)])
+        await wait_for_servers([ServerCheck("Redis", server.reply)], 0.0, lambda: False)
 
     assert server.checked == 1
 
@@ -64,7 +62,7 @@ async def test_without_a_wait_each_server_is_checked_once() -> None:
 async def test_a_stop_ends_the_wait() -> None:
     server = Late(10_000)
 
-    await ServerWait(600.0, lambda: server.checked >= 2).until_up([ServerCheck("Redis", server.reply)])
+    await wait_for_servers([ServerCheck("Redis", server.reply)], 600.0, lambda: server.checked >= 2)
 
     assert server.checked == 2
 

@@ -4,10 +4,12 @@ import sqlite3
 
 import pymysql
 import pytest
+from sqlalchemy import create_engine
 from sqlalchemy.exc import IntegrityError, OperationalError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from conquiet.db.errors import DbErrorKind, OperationInfo, as_write_error, fault_of, number_of, outcome_unknown
+from conquiet.db.driver_errors import number_of
+from conquiet.db.errors import DbErrorKind, OperationInfo, as_write_error, fault_of, outcome_unknown
 from conquiet.errors import (
     CommitUnknownError,
     ConflictError,
@@ -189,9 +191,10 @@ def test_an_error_of_the_statement_itself_is_not_unavailable(number: int) -> Non
 
 @pytest.mark.parametrize("number", [1044, 1045, 1049, 2003, 2005, 9999])
 def test_any_driver_error_while_connecting_is_unavailable(number: int) -> None:
+    engine = create_engine("sqlite://")
     for error in (driver_error(number), pymysql.err.OperationalError(number, CANARY)):
-        assert type(as_write_error(error, INFO, connecting=True)) is DatabaseUnavailableError
-    assert type(as_write_error(RuntimeError("a listener of the pool"), INFO, connecting=True)) is DbWriteError
+        assert type(as_write_error(error, INFO, connecting=engine)) is DatabaseUnavailableError
+    assert type(as_write_error(RuntimeError("a listener of the pool"), INFO, connecting=engine)) is DbWriteError
 
 
 @pytest.mark.parametrize(

@@ -53,3 +53,13 @@ def test_a_missing_rabbit_extra_is_missed_only_by_who_publishes_there() -> None:
 
     assert done.stdout == "so far\n"
     assert "conquiet[rabbit]" in done.stderr
+
+
+def test_the_function_metadata_is_not_hidden_by_its_module() -> None:
+    code = (
+        "import conquiet.transactional.migrations\n"
+        "from conquiet.transactional import metadata\n"
+        "print(callable(metadata))"
+    )
+
+    assert run_hiding("pika", code=code).stdout == "True\n"

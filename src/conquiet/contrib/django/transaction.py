@@ -166,10 +166,6 @@ class _OfDjango(UnitOfWork):
         """Call ``step`` once the transaction has committed; never if it rolls back."""
         transaction.on_commit(step, using=self._connection.alias)
 
-    def insert(self, statement: TextClause, binds: Mapping[str, Any]) -> int:
-        """See ``UnitOfWork``."""
-        return self.execute(statement, binds)
-
     def _record_id(self, row: Mapping[str, Any]) -> None:
         """Do nothing: Django sends the COMMIT, and does not resolve a lost reply."""
 

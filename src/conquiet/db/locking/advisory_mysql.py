@@ -15,7 +15,7 @@ from conquiet.db.locking.base import LockBackend
 from conquiet.db.locking.naming import row_lock_name
 from conquiet.db.models import DbOperation
 from conquiet.db.statement_execution import execute
-from conquiet.errors import LockAcquisitionError, LockTimeoutError
+from conquiet.errors import LockAcquisitionError
 
 logger = FactLogger(__name__)
 
@@ -67,12 +67,7 @@ def get_lock(conn: Connection, name: str, timeout_s: float, *, what: str) -> Non
             waited_s=waited,
         )
     holder = lock_holder.advisory_holder(conn, name)
-    raise LockTimeoutError(
-        f"{what} could not be acquired within {timeout_s:g} s{lock_holder.format_holder(holder)}; nothing was written",
-        resource=name,
-        waited_s=waited,
-        holder=holder,
-    )
+    raise lock_holder.timeout_error(what, f"{timeout_s:g}", resource=name, waited_s=waited, holder=holder)
 
 
 def release_lock(conn: Connection, name: str) -> None:

@@ -11,7 +11,6 @@ from conquiet.db import lock_holder
 from conquiet.db.connection_cleanup import invalidate
 from conquiet.db.errors import DbErrorKind, fault_of, outcome_unknown
 from conquiet.db.statement_execution import StatementResult, execute
-from conquiet.errors import LockTimeoutError
 
 
 def lock_rows(conn: Connection, statement: TextClause, params: Mapping[str, Any], table: str) -> StatementResult:
@@ -30,10 +29,7 @@ def lock_rows(conn: Connection, statement: TextClause, params: Mapping[str, Any]
             raise
         waited = time.monotonic() - started
         holder = lock_holder.row_holder(conn, table)
-        raise LockTimeoutError(
-            f"the row lock on {table} could not be acquired within {waited:.1f} s{lock_holder.format_holder(holder)}; "
-            "nothing was written",
-            resource=table,
-            waited_s=waited,
-            holder=holder,
+        what = f"the row lock on {table}"
+        raise lock_holder.timeout_error(
+            what, f"{waited:.1f}", resource=table, waited_s=waited, holder=holder
         ) from error

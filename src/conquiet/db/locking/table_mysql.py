@@ -15,7 +15,6 @@ from conquiet.db.errors import DbErrorKind, fault_of
 from conquiet.db.locking.base import LockBackend
 from conquiet.db.models import DbOperation
 from conquiet.db.statement_execution import execute
-from conquiet.errors import LockTimeoutError
 
 logger = FactLogger(__name__)
 
@@ -51,13 +50,11 @@ class MySQLTableLockBackend(LockBackend):
         except Exception as error:
             if fault_of(error) is not DbErrorKind.LOCK_TIMEOUT:
                 raise
+            waited = time.monotonic() - started
             holder = lock_holder.table_holder(conn, op.table)
-            raise LockTimeoutError(
-                f"the lock on table {op.table} could not be acquired within {wait_s} s"
-                f"{lock_holder.format_holder(holder)}; nothing was written",
-                resource=op.table,
-                waited_s=time.monotonic() - started,
-                holder=holder,
+            what = f"the lock on table {op.table}"
+            raise lock_holder.timeout_error(
+                what, str(wait_s), resource=op.table, waited_s=waited, holder=holder
             ) from error
 
     def release(self, conn: Connection, op: DbOperation) -> None:

@@ -1,0 +1,37 @@
+# The public names of the package; ``__init__.py`` reads this file. See ``conquiet.core.lazy_exports``.
+
+from conquiet.core.deduplicator import Deduplicator as Deduplicator
+from conquiet.transactional.batch_handlers import for_processor_batch as for_processor_batch
+from conquiet.transactional.batch_handlers import for_processor_shared_transaction as for_processor_shared_transaction
+from conquiet.transactional.batch_handlers import for_rabbit_batch as for_rabbit_batch
+from conquiet.transactional.batch_handlers import for_runtime_batch as for_runtime_batch
+from conquiet.transactional.handlers import effect_once as effect_once
+from conquiet.transactional.handlers import effect_once_async as effect_once_async
+from conquiet.transactional.handlers import for_processor as for_processor
+from conquiet.transactional.handlers import for_rabbit as for_rabbit
+from conquiet.transactional.handlers import for_runtime as for_runtime
+from conquiet.transactional.inbox import Inbox as Inbox
+from conquiet.transactional.inbox_keys import InboxKey as InboxKey
+from conquiet.transactional.inbox_keys import by_outbox_id as by_outbox_id
+from conquiet.transactional.inbox_keys import outbox_id_of as outbox_id_of
+from conquiet.transactional.lease_check import LeaseCheck as LeaseCheck
+from conquiet.transactional.metadata import metadata as metadata
+from conquiet.transactional.migrations import TableLayout as TableLayout
+from conquiet.transactional.migrations import create_tables as create_tables
+from conquiet.transactional.migrations import migrate_tables as migrate_tables
+from conquiet.transactional.migrations import table_layouts as table_layouts
+from conquiet.transactional.outbox import Outbox as Outbox
+from conquiet.transactional.outbox import OutboxBacklog as OutboxBacklog
+from conquiet.transactional.outbox import ParkedMessage as ParkedMessage
+from conquiet.transactional.purging import DatabaseRetention as DatabaseRetention
+from conquiet.transactional.purging import Purger as Purger
+from conquiet.transactional.rabbit_target import ToRabbit as ToRabbit
+from conquiet.transactional.relay import OutboxRelay as OutboxRelay
+from conquiet.transactional.relay import RelayStats as RelayStats
+from conquiet.transactional.relay_decisions import OutboxMessage as OutboxMessage
+from conquiet.transactional.relay_decisions import PublishOutcome as PublishOutcome
+from conquiet.transactional.schema import SCHEMA_VERSION as SCHEMA_VERSION
+from conquiet.transactional.targets import Target as Target
+from conquiet.transactional.targets import ToPartitions as ToPartitions
+from conquiet.transactional.targets import ToProcessor as ToProcessor
+from conquiet.transactional.targets import ToStream as ToStream
