@@ -5,6 +5,7 @@ With docker compose, or after a power cut, everything starts at the same time, a
 
     replies                              continue
     cannot be reached, or still loading  log one warning that names it, and retry until ``wait_s`` has passed
+    accepts and never replies            the same: no check takes longer than the wait, or 5 s if that is more
     replies with a refusal               do not wait: a wrong password stays wrong
 
 After the start the engines reconnect to a lost server, by their own settings.
@@ -16,11 +17,13 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from conquiet.core.clock import SYSTEM_CLOCK, Clock
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
+from conquiet.core.threads import call_in_daemon_thread
 from conquiet.errors import QueueError, ServerUnreachableError
 
 logger = FactLogger(__name__)
@@ -28,7 +31,10 @@ logger = FactLogger(__name__)
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
 _CONNECT_S: Final = 5.0
+_SLICE_S: Final = 0.1
+"""Longest wait without a check for a stop: ``stop()`` may only assign."""
 
+_THREAD: Final = "conquiet-server-check"
 REDIS_TRANSIENT: Final = frozenset(
     {"ConnectionError", "TimeoutError", "BusyLoadingError", "MaxConnectionsError", "MasterNotFoundError"}
 )
@@ -84,8 +90,10 @@ class ServerWait:
     async def _until_one_is_up(self, check: ServerCheck) -> None:
         pause_s, is_reported = _FIRST_PAUSE_S, False
         while not self._is_stopping():
-            error = await check.run()
+            is_over, error = await self._run(check)
             waited_s = self._clock.monotonic() - self._started
+            if not is_over:
+                return
             if error is None:
                 if is_reported:
                     facts: dict[str, Any] = {"server": check.server, "waited_s": round(waited_s, 1)}
@@ -104,6 +112,20 @@ class ServerWait:
                 logger.warning("%(server)s cannot be reached (%(error)s); waiting up to %(wait_s)g s for it", **facts)
             await asyncio.sleep(min(pause_s, self._wait_s - waited_s))
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    async def _run(self, check: ServerCheck) -> tuple[bool, Exception | None]:
+        """Return whether the check ended before a stop, and its result. It is cancelled when its time is up."""
+        deadline = max(self._clock.monotonic() + _CONNECT_S, self._started + self._wait_s)
+        running = asyncio.ensure_future(check.run())
+        try:
+            while not running.done() and not self._is_stopping() and self._clock.monotonic() < deadline:
+                await asyncio.wait((running,), timeout=_SLICE_S)
+            if running.done():
+                return True, running.result()
+            return not self._is_stopping(), TimeoutError("no answer")
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
 
 # ------------------------------------------------------------ the three kinds of server
@@ -139,7 +161,8 @@ def check_database(engine: Any, check: Callable[[Any], None] | None = None) -> S
     """
 
     async def run() -> Exception | None:
-        return await asyncio.to_thread(_connect, engine, check)
+        # A daemon thread: asyncio waits at its end for the threads of its own pool.
+        return await asyncio.wrap_future(call_in_daemon_thread(_THREAD, partial(_connect, engine, check)))
 
     url = engine.url
     name = url.get_backend_name()
@@ -158,7 +181,7 @@ def check_rabbit(url: str) -> ServerCheck:
         failure: OSError | None = None
         for node in nodes:
             try:
-                await asyncio.to_thread(_touch, node.host, node.port)
+                await asyncio.wrap_future(call_in_daemon_thread(_THREAD, partial(_touch, node.host, node.port)))
             except OSError as error:
                 failure = error
             else:

@@ -52,6 +52,49 @@ async def test_a_server_that_never_comes_is_an_error_that_names_it() -> None:
     assert unreachable_server(failed.value) == "Redis at h:1"
 
 
+class Silent:
+    """A server that accepts and never replies."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def reply(self) -> Exception | None:
+        self.asked.set()
+        await asyncio.Event().wait()
+        return None
+
+
+class JumpingClock:
+    """A clock on which ten seconds pass between two calls."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        self.now_s += 10.0
+        return self.now_s
+
+    def time(self) -> float:
+        return self.now_s
+
+
+async def test_a_stop_ends_a_check_of_a_silent_server() -> None:
+    server, stopping = Silent(), asyncio.Event()
+    waiting = asyncio.create_task(ServerWait(60.0, stopping.is_set).until_up([ServerCheck("Redis", server.reply)]))
+    await server.asked.wait()
+
+    stopping.set()
+
+    await asyncio.wait_for(waiting, 5)
+
+
+async def test_a_silent_server_is_waited_for_no_longer_than_an_absent_one() -> None:
+    wait = ServerWait(30.0, lambda: False, JumpingClock())
+
+    with pytest.raises(ServerUnreachableError, match=r"within 30 s \(TimeoutError\)"):
+        await asyncio.wait_for(wait.until_up([ServerCheck("Redis", Silent().reply)]), 30)
+
+
 async def test_without_a_wait_each_server_is_checked_once() -> None:
     server = Late(2)
 
