@@ -193,7 +193,7 @@ class App(BackgroundWorker, EmittingApp):
         if self._workers is not None:
             self._workers.end()
 
-    def set_only(self, only: Iterable[Part]) -> None:
+    def set_only(self, only: Iterable[str]) -> None:
         """Choose the parts that ``run()`` runs. ``conquiet worker --only`` calls it."""
         self._life.require_new("parts")
         self.assembly.only = self.assembly.parts(only)

@@ -16,6 +16,7 @@ from conquiet.processor.emit_requests import (
     NewMessage,
     new_states,
     parse_reply,
+    reject_due_time,
     with_headers,
 )
 from conquiet.processor.emitter import Emitter
@@ -90,6 +91,7 @@ class SyncEmitter(ClosedAfterUse):
 
         The wait blocks the calling thread and holds one connection.
         """
+        reject_due_time(options)
         message = NewMessage(event, data, keep_result_s=keep_result_s, **options)
         return self.emit_job(message, stream=stream).result(timeout_s=timeout_s)
 
