@@ -173,6 +173,8 @@ class App(BackgroundWorker, EmittingApp):
         """
         from conquiet.signals import install_termination_handlers
 
+        if asyncio._get_running_loop() is not None:  # noqa: SLF001 - the public function raises without a loop
+            raise LifecycleError("App.main starts an event loop; inside a running one: await app.run()")
         with install_termination_handlers(self.stop, self.stop) as handlers:
 
             async def run() -> None:

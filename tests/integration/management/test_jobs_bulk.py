@@ -257,7 +257,7 @@ async def test_what_is_no_message_neither_ends_a_run_nor_hides_a_job(
     await aio.sadd(keys.parked, odd, "pay")
     await aio.rpush(keys.parked_event("").encode() + odd, good % b"hidden")
     await aio.rpush(keys.parked_event("pay"), odd, good % b"parked", odd)
-    await aio.zadd(keys.waiting_keys, {odd: 1, "a": 3})
+    await aio.zadd(keys.waiting_keys, {odd: 1, b"a": 3})
     await aio.rpush(keys.waiting("").encode() + odd, odd)
     await aio.rpush(keys.waiting("a"), odd, good % b"behind", odd)
     await aio.xadd(keys.dead, {odd: odd})

@@ -119,7 +119,7 @@ def test_refuse_keeps_old_connections_and_accept_reopens_the_port(proxy: FaultPr
 
 
 def test_a_connection_accepted_in_the_turn_of_a_refusal_is_served(proxy: FaultProxy) -> None:
-    """asyncio left it open and never served it: a client without a time limit waited until the end of the test."""
+    """It was left open and never served: a client without a time limit waited until the end of the test."""
     loop = proxy._loop
     assert loop is not None
     busy, released = threading.Event(), threading.Event()

@@ -178,11 +178,10 @@ class BulkRunner:
 
     async def _change(self, action: BulkAction, job: JobReport, due: str, place: str | None) -> ChangeReport:
         match action:
-            case BulkAction.CANCEL if place is None:
-                return ChangeReport(
-                    job.id, JobChange.REFUSED, job.phase, "another program gave its list a name in bytes"
-                )
             case BulkAction.CANCEL:
+                if place is None:
+                    note = "the name of its list is not UTF-8"
+                    return ChangeReport(job.id, JobChange.REFUSED, job.phase, note)
                 return await self._control.cancel_found(job, place)
             case BulkAction.RUN_NOW | BulkAction.RESCHEDULE:
                 return await self._control.move_found(job, due)
