@@ -200,9 +200,8 @@ class Assembly:
         chosen: frozenset[Part] = frozenset(part for part in _PARTS if part in requested)
         unknown = sorted(map(str, requested - chosen))
         if unknown or not chosen:
-            raise ConfigurationError(
-                f"only must be some of {', '.join(_PARTS)}{f', got {unknown[0]!r}' if unknown else ''}"
-            )
+            got = f", got {unknown[0]!r}" if unknown else ""
+            raise ConfigurationError(f"only must be some of {', '.join(_PARTS)}{got}")
         return chosen
 
     def workers(self, only: Iterable[Part] | None, concurrency: int) -> WorkerGroup:

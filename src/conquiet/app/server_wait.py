@@ -161,7 +161,7 @@ def check_database(engine: Any, check: Callable[[Any], None] | None = None) -> S
     """
 
     async def run() -> Exception | None:
-        # A daemon thread: asyncio waits at its end for the threads of its own pool.
+        # A daemon thread: at its end asyncio waits for the threads of its pool.
         return await asyncio.wrap_future(call_in_daemon_thread(_THREAD, partial(_connect, engine, check)))
 
     url = engine.url

@@ -252,7 +252,7 @@ class SupportsParts(Protocol):
 class SupportsServerWait(Protocol):
     """An optional part of a ``Worker`` that waits for its servers when it starts.
 
-    ``conquiet worker`` sets 0, because its supervisor waits: ``run()`` then raises ``ServerUnreachableError`` at once.
+    ``conquiet worker`` sets 0, because its supervisor waits. ``run()`` then raises ``ServerUnreachableError``.
     """
 
     def set_wait_s(self, wait_s: float) -> None:

@@ -43,7 +43,7 @@ class AbortableEngine:
         self._aborted = False
         event.listen(self.engine, "engine_connect", self._remember)
         if is_mysql(engine) or is_postgres(engine):  # a connection of SQLite belongs to its thread, and opens a file
-            self.engine.raw_connection = self._check_out  # type: ignore[method-assign] # the pool stays the caller's
+            self.engine.raw_connection = self._check_out  # type: ignore[method-assign] # of this engine only; others share its pool
 
     def abort(self) -> None:
         """Make a statement or the opening of a connection fail that waits, and every later one. Takes no lock.

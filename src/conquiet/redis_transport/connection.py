@@ -89,7 +89,7 @@ class RedisConnection(ClosedAfterUse):
     def abort(self) -> None:
         """Make every call that waits for a reply fail immediately, and every later call that lets the server wait.
 
-        A connection that waits for the reply to its log-in fails too; one that waits for TCP ends by its timeout.
+        A wait for the reply to a log-in fails too. A wait for TCP ends by its timeout.
 
         Other calls open a new connection: the acknowledgement of a handler that could not be interrupted is still
         sent. Takes no lock, so a signal handler may call it.

@@ -2,7 +2,7 @@
 
 The supervisor removes it at its end. After SIGKILL it cannot, so the last of its processes does: the supervisor and
 each process hold a shared lock on a file of the folder, which the kernel releases when they die, and a process that
-gets the lock alone is the last. If all are killed at once, the folder stays.
+gets the lock alone is the last. If all are killed together, the folder stays.
 """
 
 import contextlib

@@ -58,14 +58,14 @@ class JobDecoder:
         return self._report(raw, JobPhase.DELAYED, now_ms, due_ms=_due_ms(due))
 
     def parked(self, raw: bytes, now_ms: int, *, event: str = "") -> JobReport | None:
-        """Return a job that waits for the end of a pause. ``event`` is its list, for bytes that are no message."""
+        """Return a job that waits for the end of a pause. ``event`` is its list, for unreadable bytes."""
         report = self._report(raw, JobPhase.PARKED, now_ms)
         return replace(report, event=event) if report is not None and report.reason == _NO_MESSAGE else report
 
     def behind(self, raw: bytes, now_ms: int, *, key: str = "") -> JobReport | None:
         """Return a job that waits behind others of its key; its place is the key in the form of the scripts.
 
-        ``key`` is the place of bytes that are no message.
+        ``key`` is the place of unreadable bytes.
         """
         envelope = read_envelope(raw, "")
         report = self._report(raw, JobPhase.BEHIND, now_ms)
