@@ -293,8 +293,8 @@ class OutboxRelay(ClosedAfterUse):
     def drain(self, *, timeout_s: float = 30.0) -> RelayStats:
         """Publish until nothing is due, or the time is up. For tests, and for a clean end of a process.
 
-        Rows that another relay has locked are left to it. Those of a relay that died stay locked until the server
-        has noticed that.
+        Rows that another relay has locked are left to it. If that relay has died, they stay locked until the server
+        notices its end.
         """
         done, deadline = RelayStats(), time.monotonic() + timeout_s
         while time.monotonic() < deadline:
