@@ -136,7 +136,9 @@ def main() -> int:
     into.mkdir(parents=True, exist_ok=True)
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     with served(SITE) as url, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-crashpad-for-testing"]
+        )
         wrong = Complaints(url)
         for width, height, scheme in WIDTHS:
             context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)

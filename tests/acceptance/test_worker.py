@@ -329,14 +329,18 @@ def test_a_process_stopped_during_its_start_ends_in_good_order(
     assert "Traceback" not in worker.log
 
 
-def test_the_processes_end_when_the_supervisor_is_killed(start: Callable[..., Running], redis_url: str) -> None:
-    worker = start(redis_url, "shop:consumer", "--processes", "2")
+def test_the_processes_end_when_the_supervisor_is_killed(
+    start: Callable[..., Running], app: Path, redis_url: str
+) -> None:
+    worker = start(redis_url, "shop:consumer", "--processes", "2", TMPDIR=str(app))
     worker.wait_ready()
     pids = worker.wait_for_pids(2)
+    assert list(app.glob("conquiet-worker-*"))
 
     worker.process.kill()
 
     wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids))
+    assert list(app.glob("conquiet-worker-*")) == [], "the last of them has removed it"
 
 
 STUBBORN = """

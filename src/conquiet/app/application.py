@@ -169,6 +169,8 @@ class App(BackgroundWorker, EmittingApp):
         """
         from conquiet.signals import install_termination_handlers
 
+        if asyncio._get_running_loop() is not None:  # noqa: SLF001 - the public function raises without a loop
+            raise LifecycleError("App.main starts an event loop; inside a running one: await app.run()")
         with install_termination_handlers(self.stop, self.stop) as handlers:
 
             async def run() -> None:
@@ -189,7 +191,7 @@ class App(BackgroundWorker, EmittingApp):
         if self._workers is not None:
             self._workers.end()
 
-    def set_only(self, only: Iterable[Part]) -> None:
+    def set_only(self, only: Iterable[str]) -> None:
         """Choose the parts that ``run()`` runs. ``conquiet worker --only`` calls it."""
         self._life.require_new("parts")
         self.assembly.only = self.assembly.parts(only)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from conquiet.app.batch_invocation import BatchInvocation
 from conquiet.app.bus import Bus, RedisBus
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from conquiet.transactional.targets import Target, ToProcessor
 
 Part = Literal["handlers", "relay", "scheduler"]
+_PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
 
 class Assembly:
@@ -186,20 +187,20 @@ class Assembly:
             await self._database.close()
 
     # ------------------------------------------------------------ workers
-    def parts(self, only: Iterable[Part] | None) -> frozenset[Part]:
+    def parts(self, only: Iterable[str] | None) -> frozenset[Part]:
         """Return the parts to run.
 
         Raises:
             ConfigurationError: A part does not exist.
         """
         if only is None:
-            return self.only or frozenset(get_args(Part))
-        chosen: frozenset[Part] = frozenset(only)
-        unknown = sorted(map(str, chosen - set(get_args(Part))))
+            return self.only or frozenset(_PARTS)
+        requested = frozenset(only)
+        chosen: frozenset[Part] = frozenset(part for part in _PARTS if part in requested)
+        unknown = sorted(map(str, requested - chosen))
         if unknown or not chosen:
-            raise ConfigurationError(
-                f"only must be some of {', '.join(get_args(Part))}{f', got {unknown[0]!r}' if unknown else ''}"
-            )
+            got = f", got {unknown[0]!r}" if unknown else ""
+            raise ConfigurationError(f"only must be some of {', '.join(_PARTS)}{got}")
         return chosen
 
     def workers(self, only: Iterable[Part] | None, concurrency: int) -> WorkerGroup:

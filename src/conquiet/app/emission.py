@@ -111,6 +111,8 @@ class Emission:
     def _message(self, event: str, payload: Any, options: Mapping[str, Any], **further: Any) -> Message:
         if unknown := options.keys() - AppEmitOptions.__optional_keys__:  # of a caller without a type checker
             raise TypeError(f"emit got an unexpected keyword argument {min(unknown)!r}")
+        if "keep_result_s" in further and (refused := options.keys() & {"delay_s", "at"}):
+            raise ConfigurationError(f"emit_and_wait takes no {min(refused)}: its message is sent immediately")
         known = self._events.find(event)
         data = known.encode({} if payload is None else payload)
         delay_s, at = options.get("delay_s"), options.get("at")

@@ -5,6 +5,7 @@ With docker compose, or after a power cut, everything starts at the same time, a
 
     replies                              continue
     cannot be reached, or still loading  log one warning that names it, and retry until ``wait_s`` has passed
+    accepts and never replies            the same: no check takes longer than the wait, or 5 s if that is more
     replies with a refusal               do not wait: a wrong password stays wrong
 
 After the start the engines reconnect to a lost server, by their own settings.
@@ -17,10 +18,12 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
+from conquiet.core.threads import call_in_daemon_thread
 from conquiet.errors import QueueError, ServerUnreachableError
 
 logger = FactLogger(__name__)
@@ -28,7 +31,10 @@ logger = FactLogger(__name__)
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
 _CONNECT_S: Final = 5.0
+_SLICE_S: Final = 0.1
+"""Longest wait without a check for a stop: ``stop()`` may only assign."""
 
+_THREAD: Final = "conquiet-server-check"
 REDIS_TRANSIENT: Final = frozenset(
     {"ConnectionError", "TimeoutError", "BusyLoadingError", "MaxConnectionsError", "MasterNotFoundError"}
 )
@@ -76,7 +82,9 @@ async def wait_for_servers(checks: Sequence[ServerCheck], wait_s: float, is_stop
 async def _wait_for_one(check: ServerCheck, wait_s: float, is_stopping: Callable[[], bool], started: float) -> None:
     pause_s, is_reported = _FIRST_PAUSE_S, False
     while not is_stopping():
-        error = await check.run()
+        error = await _run(check, max(time.monotonic() + _CONNECT_S, started + wait_s), is_stopping)
+        if is_stopping():
+            return
         waited_s = time.monotonic() - started
         if error is None:
             if is_reported:
@@ -96,6 +104,18 @@ async def _wait_for_one(check: ServerCheck, wait_s: float, is_stopping: Callable
             logger.warning("%(server)s cannot be reached (%(error)s); waiting up to %(wait_s)g s for it", **facts)
         await asyncio.sleep(min(pause_s, wait_s - waited_s))
         pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+
+async def _run(check: ServerCheck, deadline: float, is_stopping: Callable[[], bool]) -> Exception | None:
+    """Return the result of a check. It is cancelled at the deadline and when the app stops."""
+    running = asyncio.ensure_future(check.run())
+    try:
+        while not running.done() and not is_stopping() and time.monotonic() < deadline:
+            await asyncio.wait((running,), timeout=_SLICE_S)
+        return running.result() if running.done() else TimeoutError("no answer")
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 # ------------------------------------------------------------ the three kinds of server
@@ -131,7 +151,8 @@ def check_database(engine: Any, check: Callable[[Any], None] | None = None) -> S
     """
 
     async def run() -> Exception | None:
-        return await asyncio.to_thread(_connect, engine, check)
+        # A daemon thread: at its end asyncio waits for the threads of its pool.
+        return await asyncio.wrap_future(call_in_daemon_thread(_THREAD, partial(_connect, engine, check)))
 
     url = engine.url
     name = url.get_backend_name()
@@ -150,7 +171,7 @@ def check_rabbit(url: str) -> ServerCheck:
         failure: OSError | None = None
         for node in nodes:
             try:
-                await asyncio.to_thread(_touch, node.host, node.port)
+                await asyncio.wrap_future(call_in_daemon_thread(_THREAD, partial(_touch, node.host, node.port)))
             except OSError as error:
                 failure = error
             else:

@@ -10,7 +10,7 @@ See docs/decisions/0014.
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol, runtime_checkable
@@ -227,4 +227,34 @@ class Worker(Protocol):
     @property
     def abandoned(self) -> int:
         """Handlers that did not end within the grace period."""
+        ...
+
+
+@runtime_checkable
+class SupportsConcurrency(Protocol):
+    """An optional part of a ``Worker`` that runs handlers: ``conquiet worker --concurrency`` calls it."""
+
+    def set_concurrency(self, concurrency: int) -> None:
+        """Change the maximum number of concurrent handlers, before ``run()``."""
+        ...
+
+
+@runtime_checkable
+class SupportsParts(Protocol):
+    """An optional part of a ``Worker`` that consists of several: ``conquiet worker --only`` calls it."""
+
+    def set_only(self, only: Iterable[str]) -> None:
+        """Choose the parts that ``run()`` runs, before it. Raise ``ConfigurationError`` for a part it does not have."""
+        ...
+
+
+@runtime_checkable
+class SupportsServerWait(Protocol):
+    """An optional part of a ``Worker`` that waits for its servers when it starts.
+
+    ``conquiet worker`` sets 0, because its supervisor waits. ``run()`` then raises ``ServerUnreachableError``.
+    """
+
+    def set_wait_s(self, wait_s: float) -> None:
+        """Change how long ``run()`` waits for servers that cannot be reached, before it."""
         ...

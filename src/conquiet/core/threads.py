@@ -1,9 +1,10 @@
-"""Run a handler in a thread, and a coroutine on the event loop from another thread."""
+"""Run a handler or a blocking call in a thread, and a coroutine on the event loop from another thread."""
 
 import asyncio
 import contextvars
+import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
 from conquiet.core.functions import call_in_thread
@@ -21,6 +22,32 @@ def run_in_thread(threads: Executor, handler: Callable[..., Any], *arguments: An
     run = contextvars.copy_context().run
     loop = asyncio.get_running_loop()
     return loop.run_in_executor(threads, run, call_in_thread, "the handler", handler, *arguments)
+
+
+def call_in_daemon_thread(
+    name: str, call: Callable[[], T], *, discard: Callable[[T], object] = lambda _: None
+) -> "Future[T]":
+    """Call a blocking function in a daemon thread, which delays neither the caller nor the end of the process.
+
+    Return the future of its result. ``discard`` receives the result if the future was cancelled before it was there.
+    """
+    answer: Future[T] = Future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            result = context.run(call)
+        except BaseException as error:  # noqa: BLE001 - raised again in the waiting task or thread
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(error)
+            return
+        if answer.set_running_or_notify_cancel():
+            answer.set_result(result)
+        else:
+            discard(result)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return answer
 
 
 def wait_on_loop(

@@ -3,16 +3,28 @@
 A statement that waits, for a lock or for a server that does not reply, ends no sooner than its connection. So the
 socket is shut down: the driver raises, the server rolls the transaction back, and the pool drops the connection.
 
+A connection that is being opened has no socket that could be reached, and the drivers wait long for a server that
+accepts and does not reply (psycopg 130 s, PyMySQL without a limit). So it is taken from the pool in a daemon thread,
+and an abort ends only the wait for that thread. The thread discards a connection that is too late.
+
 See docs/decisions/0014.
 """
 
 import contextlib
 import os
 import socket
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.pool import PoolProxiedConnection
+
+from conquiet.core.threads import call_in_daemon_thread
+from conquiet.db.dialects import is_mysql, is_postgres
+
+_SLICE_S: Final = 0.1
+"""Longest wait for a connection without a check for an abort: ``abort()`` takes no lock, so it wakes no thread."""
 
 
 class AbortableEngine:
@@ -30,21 +42,41 @@ class AbortableEngine:
         self._opened: list[Connection] = []
         self._aborted = False
         event.listen(self.engine, "engine_connect", self._remember)
+        if is_mysql(engine) or is_postgres(engine):  # a connection of SQLite belongs to its thread, and opens a file
+            self.engine.raw_connection = self._check_out  # type: ignore[method-assign] # of this engine only; others share its pool
 
     def abort(self) -> None:
-        """Make a statement that waits fail immediately, and every later one. Takes no lock.
+        """Make a statement or the opening of a connection fail that waits, and every later one. Takes no lock.
 
-        A connection that is being opened is not aborted: its timeout ends it. SQLite has no connection to abort.
+        SQLite has no connection to abort.
         """
         self._aborted = True
         for connection in list(self._opened):
             _shut_down(connection)
+
+    def _check_out(self) -> PoolProxiedConnection:
+        """Take a connection from the pool, which may open one. Replaces ``Engine.raw_connection``."""
+        pending = call_in_daemon_thread("conquiet-database-connect", self.engine.pool.connect, discard=_discard)
+        while True:
+            if self._aborted and pending.cancel():
+                raise OperationalError("opening a connection", None, ConnectionAbortedError("aborted by a forced stop"))
+            try:
+                return pending.result(_SLICE_S)
+            except TimeoutError:
+                if pending.done():  # raised by the driver
+                    raise
 
     def _remember(self, connection: Connection) -> None:
         self._opened = [one for one in self._opened if not one.closed]
         self._opened.append(connection)
         if self._aborted:  # checked after the append, so that abort() cannot miss it
             _shut_down(connection)
+
+
+def _discard(connection: PoolProxiedConnection) -> None:
+    with contextlib.suppress(Exception):  # nothing can be done about a connection that cannot be closed
+        connection.invalidate()
+        connection.close()
 
 
 def _shut_down(connection: Connection) -> None:

@@ -235,6 +235,16 @@ def require_new_message(message: object) -> None:
         raise ConfigurationError(f"messages must be NewMessage(event, data, ...), got a {type(message).__name__}")
 
 
+def reject_due_time(options: Mapping[str, object]) -> None:
+    """Raise ``ConfigurationError`` for ``delay_s`` or ``at`` of ``emit_and_wait``: its message is sent immediately."""
+    for name in ("delay_s", "at"):
+        if name in options:
+            raise ConfigurationError(
+                f"emit_and_wait takes no {name}: its message is sent immediately. A Processor or an emitter can emit a "
+                f"NewMessage(…, {name}=…, keep_result_s=…) and wait for its job"
+            )
+
+
 def with_headers(messages: Iterable[NewMessage], headers: Mapping[str, str]) -> list[NewMessage]:
     """Return the messages with these headers added."""
     return [replace(message, headers={**(message.headers or {}), **headers}) for message in messages]

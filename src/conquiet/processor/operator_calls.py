@@ -5,7 +5,7 @@ from typing import Any, Unpack
 
 from conquiet.core.signatures import takes_keywords_of
 from conquiet.processor.dead_letters import DeadLetters
-from conquiet.processor.emit_requests import EmitOptions, Emitted, NewMessage, WaitOptions
+from conquiet.processor.emit_requests import EmitOptions, Emitted, NewMessage, WaitOptions, reject_due_time
 from conquiet.processor.emitter import Emitter
 from conquiet.processor.jobs import Jobs
 from conquiet.processor.pauses import Pauses
@@ -37,6 +37,7 @@ class EmitCalls:
 
         Options and errors as for ``Emitter.emit_and_wait``.
         """
+        reject_due_time(options)
         return await self._emitter.emit_and_wait(event, data, **options)
 
     def job(self, job_id: str, *, stream: str | None = None) -> JobHandle:

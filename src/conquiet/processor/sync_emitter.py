@@ -6,7 +6,7 @@ from typing import Any, Unpack
 from conquiet.core.batch_run import run_without_loop
 from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.signatures import takes_keywords_of
-from conquiet.processor.emit_requests import EmitOptions, Emitted, NewMessage, WaitOptions
+from conquiet.processor.emit_requests import EmitOptions, Emitted, NewMessage, WaitOptions, reject_due_time
 from conquiet.processor.emitter import Emitter
 from conquiet.processor.jobs import NewState, record_new
 from conquiet.processor.keys import Keys
@@ -67,6 +67,7 @@ class SyncEmitter(ClosedAfterUse):
 
         The wait blocks the calling thread and holds one connection.
         """
+        reject_due_time(options)
         return run_without_loop(self._emitter.emit_and_wait(event, data, **options))
 
     def emit_job(self, message: NewMessage, *, stream: str | None = None) -> SyncJobHandle:

@@ -5,14 +5,12 @@ address of the management API is set. See ``queue_probe`` for the check by AMQP 
 """
 
 import asyncio
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import redact_url
+from conquiet.core.threads import call_in_daemon_thread
 from conquiet.errors import RabbitError
 from conquiet.rabbit.dead_letter_headers import dead_queue
 from conquiet.rabbitmq_api import RabbitApi, RabbitApiError, dead_letter_queue, has_dead_letter_exchange, queue_setting
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
     from conquiet.rabbit.settings import RabbitSettings
 
 logger = FactLogger(__name__)
-
-T = TypeVar("T")
 
 _MAX_HOPS: Final = 10
 
@@ -39,7 +35,8 @@ async def find_dead_letters(settings: "RabbitSettings", vhost: str, queue: str) 
     if settings.management_url is not None:
         api = RabbitApi(settings.management_url)
         try:
-            known = await _in_daemon_thread(partial(_ask_api, settings, api, vhost, queue))
+            ask = partial(_ask_api, settings, api, vhost, queue)
+            known = await asyncio.wrap_future(call_in_daemon_thread("conquiet-rabbit-api", ask))
         except RabbitApiError as error:
             if settings.require_dead_letter and known is None:
                 raise RabbitError(
@@ -77,21 +74,6 @@ def report_missing_dead_letters(queue: str, *, moves: bool, known: bool) -> None
             "fails twice will be discarded; pass dead_letter=True if a policy does",
             queue=queue,
         )
-
-
-async def _in_daemon_thread(ask: Callable[[], T]) -> T:
-    """Call a blocking function in a daemon thread: it delays neither the event loop nor the end of the process."""
-    answer: Future[T] = Future()
-    answer.set_running_or_notify_cancel()  # a cancelled wait does not cancel it: the thread could not set the result
-
-    def work() -> None:
-        try:
-            answer.set_result(ask())
-        except BaseException as error:  # noqa: BLE001 - raised again in the waiting task
-            answer.set_exception(error)
-
-    threading.Thread(target=work, name="conquiet-rabbit-api", daemon=True).start()
-    return await asyncio.wrap_future(answer)
 
 
 def _ask_api(settings: "RabbitSettings", api: RabbitApi, vhost: str, queue: str) -> bool:

@@ -45,6 +45,7 @@ class RedisConnection(ClosedAfterUse):
         # Connections with a longer socket timeout, for waits beyond longest_wait_s.
         self._idle_long_timeout: deque[tuple[Any, float]] = deque()
         self._opened: list[Any] = []
+        self._opening: list[Any] = []
         self._pid = os.getpid()
         self._closed = False
         self._aborted = False
@@ -88,13 +89,14 @@ class RedisConnection(ClosedAfterUse):
     def abort(self) -> None:
         """Make every call that waits for a reply fail immediately, and every later call that lets the server wait.
 
+        A wait for the reply to a log-in fails too. A wait for TCP ends by its timeout.
+
         Other calls open a new connection: the acknowledgement of a handler that could not be interrupted is still
-        sent. Takes no lock, so a signal handler may call it. A connection that is being opened is not aborted: its
-        timeout ends it.
+        sent. Takes no lock, so a signal handler may call it.
         """
         self._aborted = True
         self._close_idle()
-        for connection in list(self._opened):
+        for connection in (*self._opening, *self._opened):
             _shut_down(connection)
 
     def _exchange(
@@ -150,11 +152,14 @@ class RedisConnection(ClosedAfterUse):
         if extra_s > 0:
             settings = {**settings, "socket_timeout": settings["socket_timeout"] + extra_s}
         connection = self._connection_class(**settings)
+        self._opening.append(connection)
         try:
             connection.connect()
         except BaseException:
             connection.disconnect()
             raise
+        finally:
+            self._opening.remove(connection)
         for one in list(self._opened):
             if one._sock is None:  # noqa: SLF001 - as in _shut_down
                 with contextlib.suppress(ValueError):  # another thread has removed it

@@ -260,10 +260,16 @@ class FaultProxy:
             self._port = port
 
     async def _close_listener(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is None:
+            return
+        # asyncio leaves a connection open and unserved that it has accepted in the turn in which the listener closes
+        # (Server._attach fails). Its client would wait without end. So accept no more, serve those, then close.
+        for each in listener.sockets:
+            asyncio.get_running_loop().remove_reader(each.fileno())
+        await asyncio.sleep(0)
         # Not wait_closed(): from Python 3.12 on it also waits for the connections, which may continue.
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        listener.close()
 
     async def _close_all(self) -> None:
         await self._close_listener()

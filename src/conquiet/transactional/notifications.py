@@ -10,6 +10,7 @@ from typing import Any, Final
 from sqlalchemy.engine import Connection, Engine
 
 from conquiet.core.log import FactLogger
+from conquiet.db.statement_abort import AbortableEngine
 from conquiet.transactional.sql_dialect import channel_of
 
 logger = FactLogger(__name__)
@@ -34,7 +35,9 @@ class OutboxListener:
     """
 
     def __init__(self, engine: Engine, table: str) -> None:
-        self._engine = Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
+        own = Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
+        self._statements = AbortableEngine(own)
+        self._engine = self._statements.engine
         self._listen = f'LISTEN "{channel_of(table)}"'
         self._connection: Connection | None = None
         self._not_before = 0.0
@@ -60,6 +63,10 @@ class OutboxListener:
             self._not_before = time.monotonic() + _PAUSE_S
         time.sleep(max(0.0, began + timeout_s - time.monotonic()))
         return False
+
+    def abort(self) -> None:
+        """Make a wait for the server fail immediately, and every later one. Takes no lock."""
+        self._statements.abort()
 
     def close(self) -> None:
         """Close the connection. It may be called twice."""

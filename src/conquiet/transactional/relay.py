@@ -205,14 +205,16 @@ class OutboxRelay(ClosedAfterUse):
     def stop(self) -> None:
         """Request the end: the current batch is published and settled.
 
-        A second call aborts a running statement, and defers the rest of a batch that is published one by one. The
-        transaction is rolled back: messages that were published without its COMMIT are published again. A running call
-        of a target is not interrupted: the target has its own timeout.
+        A second call aborts a running statement or the opening of a connection, and defers the rest of a batch that is
+        published one by one. The transaction is rolled back: messages that were published without its COMMIT are
+        published again. A running call of a target is not interrupted: the target has its own timeout.
 
         Takes no lock, so signal handlers and other threads may call it.
         """
         if self._life.request_stop():
             self._statements.abort()
+            if self._listener is not None:
+                self._listener.abort()
 
     def health(self) -> Health:
         """Return whether the relay publishes now. Sends nothing, never raises.
@@ -282,7 +284,11 @@ class OutboxRelay(ClosedAfterUse):
         return done
 
     def drain(self, *, timeout_s: float = 30.0) -> RelayStats:
-        """Publish until nothing is due, or the time is up. For tests, and for a clean end of a process."""
+        """Publish until nothing is due, or the time is up. For tests, and for a clean end of a process.
+
+        Rows that another relay has locked are left to it. If that relay has died, they stay locked until the server
+        notices its end.
+        """
         done, deadline = RelayStats(), time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             done += self.relay_once()

@@ -100,6 +100,7 @@ async def test_a_paused_stream_and_event_stay_paused_over_a_fail_over(
         await processor.pause(STREAMS[1], event="sell")
         # The engine learns of it by its next poll; a read that waits until then may still bring a message.
         await wait_until_async(lambda: not _is_read(processor, STREAMS[0]))
+        await wait_until_async(lambda: processor._pauses.is_event_paused(STREAMS[1], "sell"))
         await processor.emit("sell", id="one", stream=STREAMS[0])
         await processor.emit("sell", id="two", stream=STREAMS[1])
         await wait_until_async(lambda: raw.llen(keys_of(STREAMS[1]).parked_event("sell")) == 1)

@@ -117,6 +117,43 @@ async def test_a_second_stop_ends_waits_for_servers_that_are_silent(subject: Sub
     await subject.close()
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["at the start", "after a loss"])
+@pytest.mark.parametrize("subject", [one for one in ALL if one != "queue_worker"], indirect=True)
+async def test_a_second_stop_ends_the_opening_of_connections(subject: Subject, *, lost: bool) -> None:
+    """A server that accepts and never replies: psycopg waits two minutes for it, PyMySQL without a limit."""
+    await assert_opening_ends(subject, lost=lost)
+
+
+@pytest.mark.parametrize("kind", ["relay", "purger"])
+async def test_a_second_stop_ends_the_opening_of_a_connection_to_mysql(makers: Makers, db_url: str, kind: str) -> None:
+    assert db_url
+    await assert_opening_ends(getattr(makers, kind)("db_url"), lost=False)
+
+
+async def assert_opening_ends(subject: Subject, *, lost: bool) -> None:
+    running = subject.start() if lost else None
+    if lost:
+        await subject.until_ready()
+    for proxy in subject.proxies:
+        await asyncio.to_thread(proxy.stall)
+    awaited = {proxy: proxy.counters.connections for proxy in subject.polled or subject.proxies}
+    for proxy in subject.proxies if lost else []:
+        await asyncio.to_thread(proxy.disconnect)
+    running = running or subject.start()
+    await wait_until_async(
+        lambda: all(proxy.counters.connections > count for proxy, count in awaited.items()), message="it connects"
+    )
+
+    subject.worker.stop()
+    subject.worker.stop()
+
+    await asyncio.wait_for(running, SOON_S)
+    assert reported(subject) == (Status.STOPPED, False, "stopped")
+    for proxy in subject.proxies:
+        await asyncio.to_thread(proxy.resume)
+    await subject.close()
+
+
 @every_worker_with_handlers
 async def test_a_stop_lets_a_handler_finish(subject: Subject) -> None:
     running = subject.start()

@@ -11,6 +11,7 @@ from conquiet.errors import ConfigurationError
 from conquiet.management import BulkReport, JobAdmin, JobFilter
 from conquiet.processor import Emitter, JobContext, NewMessage, Processor, ProcessorSettings
 from conquiet.processor.keys import keys_of
+from conquiet.processor.policy import LONGEST_MS
 from conquiet.testing import wait_until_async
 
 MANY = 250
@@ -241,3 +242,48 @@ async def test_a_run_leaves_alone_what_was_emitted_after_it_began(
 
     assert (done.changed, done.done) == (MANY, True)
     assert [job.event for job in (await jobs.list("waiting")).jobs] == ["late"] * 5
+
+
+async def test_what_is_no_message_neither_ends_a_run_nor_hides_a_job(
+    aio: redis.asyncio.Redis, jobs: JobAdmin, stream: str
+) -> None:
+    """A foreign program or an older version has written into the keys of the stream: bytes, names and due times."""
+    keys, odd = keys_of(stream), b"\xff\xfe"
+    good = b'{"v":1,"key":"a","event":"pay","id":"%b","attempt":1,"emitted_ms":1,"data":{}}'
+    await aio.xgroup_create(stream, "processor", "0", mkstream=True)
+    await aio.xadd(stream, {odd: odd, b"more": b"fields"})
+    await aio.xadd(stream, {"data": good % b"waiting"})
+    await aio.zadd(keys.delayed, {odd: "inf", b'{"v":1}': "-inf", good % b"delayed": 2e12})
+    await aio.sadd(keys.parked, odd, "pay")
+    await aio.rpush(keys.parked_event("").encode() + odd, good % b"hidden")
+    await aio.rpush(keys.parked_event("pay"), odd, good % b"parked", odd)
+    await aio.zadd(keys.waiting_keys, {odd: 1, b"a": 3})
+    await aio.rpush(keys.waiting("").encode() + odd, odd)
+    await aio.rpush(keys.waiting("a"), odd, good % b"behind", odd)
+    await aio.xadd(keys.dead, {odd: odd})
+
+    done = {phase: await jobs.bulk("cancel", phase) for phase in ("waiting", "delayed", "parked", "behind")}
+    retried = await jobs.bulk("retry", "dead")
+
+    found = {phase: (one.scanned, one.matched, one.changed, one.refused, one.done) for phase, one in done.items()}
+    # Nothing is removed from a list with a name that is no text.
+    assert found == {
+        "waiting": (2, 2, 2, 0, True),
+        "delayed": (3, 3, 3, 0, True),
+        "parked": (4, 4, 3, 1, True),
+        "behind": (4, 4, 3, 1, True),
+    }
+    assert (retried.matched, retried.refused) == (1, 1)
+    for message in (b"waiting", b"delayed", b"parked", b"behind"):
+        assert (await jobs.show(message.decode())).phase == "cancelled"
+    assert await aio.zrange(keys.waiting_keys, 0, -1) == [odd]
+
+
+async def test_an_infinite_due_time_of_another_program_can_be_listed(
+    aio: redis.asyncio.Redis, jobs: JobAdmin, stream: str
+) -> None:
+    await aio.zadd(keys_of(stream).delayed, {b"x": "inf", b"y": "-inf"})
+
+    found = await jobs.list("delayed")
+
+    assert [job.due_ms for job in found.jobs] == [0, LONGEST_MS]

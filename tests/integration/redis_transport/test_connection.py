@@ -1,6 +1,8 @@
 """The synchronous connection."""
 
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
@@ -54,3 +56,19 @@ def test_a_closed_connection_refuses_calls(connection: RedisConnection) -> None:
 
     with pytest.raises(LifecycleError):
         connection.call("PING", pack("PING"))
+
+
+def test_an_abort_ends_a_log_in_that_gets_no_reply() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor() as threads:
+        given = redis.Redis(port=silent.getsockname()[1], password="secret")
+        with RedisConnection(clone_sync(given, socket_timeout_s=60.0)) as connection:
+            waiting = threads.submit(connection.call, "PING", pack("PING"))
+            peer, _ = silent.accept()
+            assert peer.recv(4096), "the log-in is sent"
+
+            connection.abort()
+
+            error = waiting.exception(timeout=10)
+            peer.close()
+    assert isinstance(error, QueueError)
+    assert not error.in_doubt, "the command itself was never sent"

@@ -136,6 +136,15 @@ def test_an_option_that_emit_does_not_have_is_refused(session: Any) -> None:
         app.emit_sync("order.paid", OrderPaid("a"), session=session, delay=3)  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize("due", [{"delay_s": 5}, {"at": None}])
+def test_a_message_that_is_waited_for_cannot_be_delayed(due: Any) -> None:
+    app = App("shop", redis="redis://127.0.0.1:1/0")
+    app.handler("order.paid")(handle)
+
+    with pytest.raises(ConfigurationError, match=f"emit_and_wait takes no {min(due)}: its message is sent immediately"):
+        app.emit_and_wait_sync("order.paid", OrderPaid("1"), **due)
+
+
 async def test_emit_without_redis_names_the_ways_to_give_one() -> None:
     app = App("shop")
     app.handler("order.paid")(handle)
@@ -235,6 +244,13 @@ async def test_a_part_that_the_app_lacks_is_refused_by_name() -> None:
 
         with pytest.raises(ConfigurationError, match=sentence):
             await app.run(only=[part])  # type: ignore[list-item]
+
+
+async def test_main_inside_an_event_loop_is_refused_with_the_right_call() -> None:
+    app = App("shop", redis=NOWHERE)
+
+    with pytest.raises(LifecycleError, match=r"inside a running one: await app\.run\(\)"):
+        app.main()
 
 
 async def test_an_app_is_a_worker_that_is_not_ready_before_its_start() -> None:

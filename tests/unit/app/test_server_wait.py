@@ -50,6 +50,37 @@ async def test_a_server_that_never_comes_is_an_error_that_names_it() -> None:
     assert unreachable_server(failed.value) == "Redis at h:1"
 
 
+class Silent:
+    """A server that accepts and never replies."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def reply(self) -> Exception | None:
+        self.asked.set()
+        await asyncio.Event().wait()
+        return None
+
+
+async def test_a_stop_ends_a_check_of_a_silent_server() -> None:
+    server, stopping = Silent(), asyncio.Event()
+    checks = [ServerCheck("Redis", server.reply)]
+    waiting = asyncio.create_task(wait_for_servers(checks, 60.0, stopping.is_set))
+    await server.asked.wait()
+
+    stopping.set()
+
+    await asyncio.wait_for(waiting, 5)
+
+
+async def test_a_silent_server_is_waited_for_no_longer_than_an_absent_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conquiet.app.server_wait._CONNECT_S", 0.05)
+    checks = [ServerCheck("Redis", Silent().reply)]
+
+    with pytest.raises(ServerUnreachableError, match=r"within 0\.1 s \(TimeoutError\)"):
+        await asyncio.wait_for(wait_for_servers(checks, 0.1, lambda: False), 30)
+
+
 async def test_without_a_wait_each_server_is_checked_once() -> None:
     server = Late(2)
 

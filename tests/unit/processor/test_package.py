@@ -14,17 +14,31 @@ from conquiet.processor import (
     Jobs,
     JobState,
     NewMessage,
+    PartitionedProcessor,
     Processor,
     ProcessorSettings,
     RateLimit,
     Retry,
     RetryPolicy,
+    SyncEmitter,
+    SyncPartitionedEmitter,
 )
 from conquiet.processor.emit_requests import EmitPlanner
 from conquiet.processor.policy import LONGEST_MS, decide, milliseconds
 
 NOBODY = redis.asyncio.Redis(port=1)
 """A client that is never called."""
+
+
+@pytest.mark.parametrize("due", [{"delay_s": 5}, {"at": 2_000_000_000}])
+async def test_a_message_that_is_waited_for_cannot_be_delayed(due: Any) -> None:
+    """The caller would wait for a message that is not due yet."""
+    for processor in (Processor(NOBODY, ["orders"]), PartitionedProcessor(NOBODY, "orders", partitions=2)):
+        with pytest.raises(ConfigurationError, match=f"emit_and_wait takes no {min(due)}: its message is sent immed"):
+            await processor.emit_and_wait("pay", **due)
+    for emitter in (SyncEmitter(NOBODY, "orders"), SyncPartitionedEmitter(NOBODY, "orders")):
+        with emitter, pytest.raises(ConfigurationError, match=f"emit_and_wait takes no {min(due)}"):
+            emitter.emit_and_wait("pay", **due)
 
 
 @pytest.mark.parametrize("seconds", [1e300, 1.7e308, 2.0**60])

@@ -118,6 +118,28 @@ def test_refuse_keeps_old_connections_and_accept_reopens_the_port(proxy: FaultPr
         assert ask(second, b"back") == b"back"
 
 
+def test_a_connection_accepted_in_the_turn_of_a_refusal_is_served(proxy: FaultProxy) -> None:
+    """It was left open and never served: a client without a time limit waited until the end of the test."""
+    loop = proxy._loop
+    assert loop is not None
+    busy, released = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        busy.set()
+        released.wait(10)
+
+    loop.call_soon_threadsafe(hold)
+    assert busy.wait(10)
+    refusing = threading.Thread(target=proxy.refuse)
+    refusing.start()
+    wait_until(lambda: len(loop._ready) > 0)  # type: ignore[attr-defined] # the refusal waits for its turn
+    with connect(proxy) as client:
+        released.set()
+        refusing.join()
+
+        assert ask(client, b"hello") == b"hello"
+
+
 def test_a_dropped_request_never_reaches_the_server(proxy: FaultProxy, echo: EchoServer, client: socket.socket) -> None:
     proxy.drop_next_request(b"XADD")
 

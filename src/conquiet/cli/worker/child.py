@@ -1,7 +1,7 @@
 """One worker process: imports the workers, runs them, reports their readiness and ends on a signal.
 
 The supervisor holds the other end of its stdin. When that closes, for example because the supervisor died, the process
-drains and ends.
+drains and ends. The last process of a dead supervisor removes its folder (``shared_folder``).
 
 It starts with SIGTERM and SIGINT blocked and unblocks them once it has handlers for them. So a signal that arrives
 earlier, even while Python itself starts, ends it in order: nothing is in flight yet.
@@ -22,6 +22,7 @@ from conquiet.cli.stdio import call_at_end_of_input
 from conquiet.cli.worker.heartbeat_file import HeartbeatFile, ReadinessReasons
 from conquiet.cli.worker.reachability import unreachable_server
 from conquiet.cli.worker.restarts import ABANDONED, SIGNALLED, UNREACHABLE
+from conquiet.cli.worker.shared_folder import SharedFolder
 from conquiet.core.functions import is_coroutine_function
 from conquiet.core.redaction import printable
 from conquiet.errors import ConfigurationError, ConquietError, LifecycleError
@@ -181,10 +182,18 @@ def main() -> int:
     After a graceful stop by a signal it is ``SIGNALLED``: there was more to do. With abandoned handlers it is
     ``ABANDONED``. If a server could not be reached at the start it is ``UNREACHABLE``.
     """
+    settings = ChildSettings(**json.loads(os.environ.pop(SETTINGS_VARIABLE)))
+    folder = SharedFolder(Path(settings.heartbeat_file))
+    try:
+        return _run(settings)
+    finally:
+        folder.leave()
+
+
+def _run(settings: ChildSettings) -> int:
     from conquiet.cli.logs import set_up_logging
     from conquiet.signals import install_termination_handlers
 
-    settings = ChildSettings(**json.loads(os.environ.pop(SETTINGS_VARIABLE)))
     set_up_logging(settings.log_level)
     child = Child(HeartbeatFile(Path(settings.heartbeat_file)), settings.row)
     try:

@@ -8,7 +8,6 @@ RUNNING ──signal──▶ DRAINING: each process gets SIGTERM and the grace 
 import contextlib
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from conquiet.cli.worker.restarts import (
     RestartAction,
     RestartPolicy,
 )
+from conquiet.cli.worker.shared_folder import SharedFolder
 from conquiet.cli.worker.supervisor_settings import SupervisorSettings
 from conquiet.signals import TerminationHandlers, install_termination_handlers
 
@@ -79,6 +79,7 @@ class ProcessSupervisor:
         self._metrics_folder = self._folder / "metrics"
         self._metrics_folder.mkdir()
         self._heartbeats = HeartbeatFile.create(self._folder / "heartbeats", settings.processes)
+        self._shared = SharedFolder(self._heartbeats.path)
         self._endpoints: list[Endpoints] = []
         self._round_at_s = time.monotonic()
         self._stop = False
@@ -332,7 +333,7 @@ class ProcessSupervisor:
         for endpoint in self._endpoints:
             endpoint.close()
         self._heartbeats.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._shared.leave()
 
     # ------------------------------------------------------------------ HTTP
     def _listen(self) -> None:

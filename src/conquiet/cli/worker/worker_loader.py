@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conquiet.cli.errors import CommandError
-from conquiet.core.lifecycle import Worker
+from conquiet.core.lifecycle import SupportsConcurrency, SupportsParts, SupportsServerWait, Worker
 from conquiet.errors import ConfigurationError
 
 _KINDS = (
@@ -96,7 +96,7 @@ def load_workers(target: str, *, concurrency: int | None, only: Sequence[str] = 
     if not workers:
         raise CommandError(f"{target} is a {type(found).__name__}, which cannot be run", fix=f"it must be {_KINDS}")
     for worker in workers:
-        if hasattr(worker, "set_wait_s"):
+        if isinstance(worker, SupportsServerWait):
             worker.set_wait_s(0.0)  # the supervisor waits, by --wait-s
     if only:
         _set_only(target, workers, only)
@@ -105,20 +105,19 @@ def load_workers(target: str, *, concurrency: int | None, only: Sequence[str] = 
 
 def _set_only(target: str, workers: list[Worker], only: Sequence[str]) -> None:
     for worker in workers:
-        choose = getattr(worker, "set_only", None)
-        if choose is None:
+        if not isinstance(worker, SupportsParts):
             raise CommandError(f"{target} has no parts to choose from", fix="--only is for an App: leave it out")
-        choose(only)
+        worker.set_only(only)
 
 
 def _set_concurrency(target: str, found: Any, concurrency: int) -> None:
     """Set it on each worker that handles messages. A scheduler or a relay has no concurrency."""
     workers = found if isinstance(found, list | tuple) else [found]
-    setters = [worker.set_concurrency for worker in workers if hasattr(worker, "set_concurrency")]
-    if not setters:
+    settable = [worker for worker in workers if isinstance(worker, SupportsConcurrency)]
+    if not settable:
         raise CommandError(f"{target} has no concurrency", fix="leave --concurrency out, or give --processes")
-    for setter in setters:
-        setter(concurrency)
+    for worker in settable:
+        worker.set_concurrency(concurrency)
 
 
 def _call_factory(target: str, factory: Any, concurrency: int | None) -> Any:

@@ -12,6 +12,7 @@ See docs/decisions/0046.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,7 +33,16 @@ _WAITS = frozenset({JobPhase.DELAYED, JobPhase.RETRYING})
 _LISTS = frozenset({JobPhase.PARKED, JobPhase.BEHIND})
 
 
-_Step = tuple[Sequence[JobReport], int, str]
+class _Step(NamedTuple):
+    """Jobs that match, the number of jobs that were read, the next cursor (empty at the end), and their list if any.
+
+    ``place`` is None if the name of the list is not text: its jobs are read and cannot be changed.
+    """
+
+    jobs: Sequence[JobReport]
+    scanned: int
+    cursor: str
+    place: str | None = ""
 
 
 _PHASES = {
@@ -140,16 +150,16 @@ class BulkRunner:
         report = saved.report
         due = "" if request.delay_s is None else str(await self._control.due_ms(request.delay_s))
         removed = _Removed()
-        async for jobs, scanned, cursor in self._steps(request, report.cursor, removed):
-            meant = [job for job in jobs if not job.emitted_ms or job.emitted_ms <= saved.began_ms]
+        async for step in self._steps(request, report.cursor, removed):
+            meant = [job for job in step.jobs if not job.emitted_ms or job.emitted_ms <= saved.began_ms]
             if limit is not None:
                 meant = meant[: max(0, limit - report.matched)]
             changes: list[ChangeReport] = []
             for job in meant if not dry_run else ():
                 await asyncio.sleep(throttle.reserve())
-                changes.append(await self._change(request.action, job, due))
+                changes.append(await self._change(request.action, job, due, step.place))
             removed.count = sum(one.change in {JobChange.CANCELLED, JobChange.GONE} for one in changes)
-            report = _counted(report, len(meant), scanned, changes, cursor)
+            report = _counted(report, len(meant), step.scanned, changes, step.cursor)
             if limit is not None and report.matched >= limit:
                 report = replace(report, done=True)
             if not dry_run:
@@ -166,10 +176,13 @@ class BulkRunner:
         saved = await self._load(require_text("name", name))
         return None if saved is None else saved.report
 
-    async def _change(self, action: BulkAction, job: JobReport, due: str) -> ChangeReport:
+    async def _change(self, action: BulkAction, job: JobReport, due: str, place: str | None) -> ChangeReport:
         match action:
             case BulkAction.CANCEL:
-                return await self._control.cancel_found(job)
+                if place is None:
+                    note = "the name of its list is not UTF-8"
+                    return ChangeReport(job.id, JobChange.REFUSED, job.phase, note)
+                return await self._control.cancel_found(job, place)
             case BulkAction.RUN_NOW | BulkAction.RESCHEDULE:
                 return await self._control.move_found(job, due)
             case BulkAction.RETRY:
@@ -178,7 +191,7 @@ class BulkRunner:
     # ------------------------------------------------------------ steps
 
     def _steps(self, request: BulkRequest, cursor: str, removed: "_Removed") -> AsyncIterator[_Step]:
-        """Yield for each step the matching jobs, the number read, and the next cursor; empty at the end."""
+        """Yield each step."""
         phase, where = request.phase, request.where
         if phase in _WAITS:
             return self._scan_delayed(phase, where, cursor)
@@ -191,7 +204,7 @@ class BulkRunner:
         while True:
             page = await self._reader.list(phase, where, cursor=position, limit=_STEP)
             position = page.cursor
-            yield page.jobs, page.scanned, position or ""
+            yield _Step(page.jobs, page.scanned, position or "")
             if position is None:
                 return
 
@@ -206,26 +219,29 @@ class BulkRunner:
         decoder, at = await self._decoder(), int(cursor or 0)
         while True:
             names, following = await self._lists(phase, at)
-            for name in names:
+            for list_name, name, place in names:
                 left_out = 0
-                while members := await self._reader.send("LRANGE", name, -left_out - _STEP, -left_out - 1):
+                while members := await self._reader.send("LRANGE", list_name, -left_out - _STEP, -left_out - 1):
                     now_ms = await self._reader.now_ms()
-                    read = decoder.behind if phase is JobPhase.BEHIND else decoder.parked
-                    found = [read(raw, now_ms) for raw in members]
-                    yield [job for job in found if job is not None and where.accepts(job)], len(found), str(at)
+                    if phase is JobPhase.BEHIND:
+                        found = [decoder.behind(raw, now_ms, key=name) for raw in members]
+                    else:
+                        found = [decoder.parked(raw, now_ms, event=name) for raw in members]
+                    accepted = [job for job in found if job is not None and where.accepts(job)]
+                    yield _Step(accepted, len(found), str(at), place)
                     left_out += len(members) - removed.count
-            yield (), 0, str(following) if following else ""
+            yield _Step((), 0, str(following) if following else "")
             if not following:
                 return
             at = following
 
-    async def _lists(self, phase: JobPhase, at: int) -> tuple[list[str], int]:
-        """Return the names of some lists and the next cursor; 0 at the end."""
+    async def _lists(self, phase: JobPhase, at: int) -> "tuple[list[_List], int]":
+        """Return some lists and the next cursor; 0 at the end."""
         keys = self._reader.keys
         if phase is JobPhase.PARKED:
-            return [keys.parked_event(event.decode()) for event in await self._reader.parked_events()], 0
+            return _named(keys.parked_event(""), await self._reader.parked_events()), 0
         following, pairs = await self._reader.send("ZSCAN", keys.waiting_keys, at, "COUNT", _KEYS_STEP)
-        return [keys.waiting(key.decode()) for key in pairs[::2]], int(following)
+        return _named(keys.waiting(""), pairs[::2]), int(following)
 
     async def _decoder(self) -> JobDecoder:
         group = await self._reader.group()
@@ -239,11 +255,8 @@ class BulkRunner:
             now_ms = await self._reader.now_ms()
             found = [decoder.delayed(raw, due, now_ms) for raw, due in zip(pairs[::2], pairs[1::2], strict=True)]
             at = int(following_at)
-            yield (
-                [job for job in found if job is not None and job.phase is phase and where.accepts(job)],
-                len(found),
-                str(at) if at else "",
-            )
+            accepted = [job for job in found if job is not None and job.phase is phase and where.accepts(job)]
+            yield _Step(accepted, len(found), str(at) if at else "")
             if not at:
                 return
 
@@ -283,6 +296,24 @@ class BulkRunner:
 
     def _key(self, name: str) -> str:
         return f"{self._reader.keys.base}:bulk:{name}"
+
+
+class _List(NamedTuple):
+    """A list of messages: its key, the event or the key of the messages, and the key as text if it is text."""
+
+    key: bytes
+    name: str
+    place: str | None
+
+
+def _named(prefix: str, names: Sequence[bytes]) -> list[_List]:
+    """Return the lists with these names. Another program may have stored any bytes."""
+    found = []
+    for name in names:
+        shown = name.decode(errors="backslashreplace")
+        is_text = shown.encode() == name
+        found.append(_List(prefix.encode() + name, shown, prefix + shown if is_text else None))
+    return found
 
 
 @dataclass(slots=True)

@@ -107,8 +107,11 @@ class JobControl:
                 return report
         return ChangeReport(job_id, JobChange.GONE)
 
-    async def cancel_found(self, job: JobReport) -> ChangeReport:
-        """Cancel a job at the place where it was found; GONE if it has moved on."""
+    async def cancel_found(self, job: JobReport, list_name: str = "") -> ChangeReport:
+        """Cancel a job at the place where it was found; GONE if it has moved on.
+
+        ``list_name`` is the list of a parked or waiting message. By default its event or its key names the list.
+        """
         keys = self._keys
         records = (keys.cancelled(job.id), keys.job(job.id), keys.jobs(JobState.CANCELLED.value))
         kept = (RECORD_KEPT_MS, keys.jobs(""))
@@ -117,7 +120,7 @@ class JobControl:
                 place, kind = self._place_of(job)
                 removed = await self._reader.call(
                     "job_cancel_delayed",
-                    (place, *records, keys.stream, keys.order),
+                    (list_name or place, *records, keys.stream, keys.order),
                     (job.raw_payload, kind, job.phase.value, job.event, job.group, job.id, *kept),
                 )
                 change = JobChange.CANCELLED if removed else JobChange.GONE

@@ -10,6 +10,7 @@ from conquiet.management.jobs.models import JobAttempt, JobPhase, JobReport, Rel
 from conquiet.processor.dead_letters import DeadMessage
 from conquiet.processor.envelope import Envelope, EnvelopeError, from_payload
 from conquiet.processor.failed_attempts import FailedAttempt, read_attempts
+from conquiet.processor.policy import LONGEST_MS
 from conquiet.redis_transport.ids import milliseconds_of
 
 _LARGEST = 2**30
@@ -54,17 +55,21 @@ class JobDecoder:
 
     def delayed(self, raw: bytes, due: bytes, now_ms: int) -> JobReport | None:
         """Return a job of the delayed set: RETRYING if an attempt has failed, else DELAYED."""
-        return self._report(raw, JobPhase.DELAYED, now_ms, due_ms=int(float(due)))
+        return self._report(raw, JobPhase.DELAYED, now_ms, due_ms=_due_ms(due))
 
-    def parked(self, raw: bytes, now_ms: int) -> JobReport | None:
-        """Return a job that waits for the end of a pause."""
-        return self._report(raw, JobPhase.PARKED, now_ms)
+    def parked(self, raw: bytes, now_ms: int, *, event: str = "") -> JobReport | None:
+        """Return a job that waits for the end of a pause. ``event`` is its list, for unreadable bytes."""
+        report = self._report(raw, JobPhase.PARKED, now_ms)
+        return replace(report, event=event) if report is not None and report.reason == _NO_MESSAGE else report
 
-    def behind(self, raw: bytes, now_ms: int) -> JobReport | None:
-        """Return a job that waits behind others of its key; its place is the key in the form of the scripts."""
+    def behind(self, raw: bytes, now_ms: int, *, key: str = "") -> JobReport | None:
+        """Return a job that waits behind others of its key; its place is the key in the form of the scripts.
+
+        ``key`` is the place of unreadable bytes.
+        """
         envelope = read_envelope(raw, "")
         report = self._report(raw, JobPhase.BEHIND, now_ms)
-        return None if envelope is None or report is None else replace(report, place=envelope.key_text)
+        return None if report is None else replace(report, place=key if envelope is None else envelope.key_text)
 
     def dead(self, dead: DeadMessage, now_ms: int) -> JobReport | None:
         """Return a dead job; None if it belongs to another group."""
@@ -140,6 +145,11 @@ def read_envelope(raw: bytes, place: str) -> Envelope | None:
         return from_payload(decode_payload(raw, max_bytes=_LARGEST), entry_id=place or "0-0")
     except (CodecError, EnvelopeError):
         return None
+
+
+def _due_ms(score: bytes) -> int:
+    """Return the due time of a score of the delayed set. Another program may have stored an infinite one."""
+    return int(min(max(float(score), 0.0), LONGEST_MS))
 
 
 def cause_of(headers: Any) -> RelatedMessage | None:

@@ -201,7 +201,7 @@ class JobReader:
                 members = await self.send("LRANGE", parked, place, place + count - 1)
             for raw in members:
                 place += 1
-                yield f"{number}~{place}", walk.decoder.parked(raw, walk.now_ms)
+                yield f"{number}~{place}", walk.decoder.parked(raw, walk.now_ms, event=events[number])
             left -= len(members)
             if len(members) < count:
                 number, place = number + 1, 0

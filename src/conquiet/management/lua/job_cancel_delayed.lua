@@ -11,7 +11,8 @@ if removed == 0 then return 0 end
 release_message(KEYS[5], KEYS[6], ARGV[1])
 if ARGV[2] == 'behind' then
   local left, waiting = redis.call('LLEN', KEYS[1]), KEYS[6] .. ':waiting'
-  if left > 0 then redis.call('ZADD', waiting, left, (key_of(ARGV[1]))) else redis.call('ZREM', waiting, (key_of(ARGV[1]))) end
+  local key = string.sub(KEYS[1], #KEYS[6] + 6) -- behind ':key:'; removed bytes that are unreadable have none
+  if left > 0 then redis.call('ZADD', waiting, left, key) else redis.call('ZREM', waiting, key) end
 end
 local t = redis.call('TIME')
 local now = string.format('%.0f', t[1] * 1000 + math.floor(t[2] / 1000))

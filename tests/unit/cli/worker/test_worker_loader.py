@@ -16,7 +16,7 @@ from sqlalchemy import create_engine
 from conquiet.cli.errors import CommandError
 from conquiet.cli.worker.worker_loader import find_workers, load_workers
 from conquiet.core.backoff import Backoff
-from conquiet.core.lifecycle import Health, Status
+from conquiet.core.lifecycle import Health, Status, SupportsConcurrency, SupportsParts, SupportsServerWait
 from conquiet.db import DbSession
 from conquiet.processor import Processor
 from conquiet.rabbit import RabbitConsumer
@@ -169,6 +169,45 @@ def test_any_object_that_satisfies_the_protocol_can_be_run() -> None:
 
     assert find_workers([own]) == [own]
     assert find_workers(Custom) == []
+
+
+OWN = """
+from conquiet import Health, Status
+
+class Own:
+    name, abandoned = "own", 0
+
+    def __init__(self):
+        self.called = []
+
+    def set_concurrency(self, concurrency):
+        self.called.append(concurrency)
+
+    def set_only(self, only):
+        self.called.append(tuple(only))
+
+    def set_wait_s(self, wait_s):
+        self.called.append(wait_s)
+
+    def run(self): ...
+    def stop(self): ...
+    def health(self): return Health(status=Status.NEW)
+    def close(self): ...
+
+own = Own()
+"""
+
+
+def test_a_worker_of_the_users_own_follows_the_options(shop: str, tmp_path: Path) -> None:
+    """The optional protocols beside ``Worker`` are all that the command looks for."""
+    (tmp_path / f"{shop}_own.py").write_text(OWN)
+
+    (own,) = load_workers(f"{shop}_own:own", concurrency=7, only=("imports",))
+
+    assert own.called == [7, 0.0, ("imports",)]  # type: ignore[attr-defined]
+    assert isinstance(own, SupportsConcurrency)
+    assert isinstance(own, SupportsParts)
+    assert isinstance(own, SupportsServerWait)
 
 
 APP = """
