@@ -51,6 +51,8 @@ ACCOUNTS, OPENING = 12, 1_000
 CONSUMER_POINTS = ("read", "before-inbox", "after-inbox", "mid-handler", "before-commit", "after-commit", "after-ack")
 RELAY_POINTS = ("before-publish", "after-publish", "after-delete")
 POINTS = (*CONSUMER_POINTS, *RELAY_POINTS)
+SIZE = (100, 20_000) if TORTURE else (2, 200)
+"""How often each fault strikes, and the number of orders."""
 
 TABLES = """
 CREATE TABLE account (id INT PRIMARY KEY, balance BIGINT NOT NULL) ENGINE=InnoDB;
@@ -384,7 +386,7 @@ def test_every_message_has_its_effect_exactly_once_whatever_dies(
     private_redis: Callable[..., RedisServer],
     private_mysql: Callable[..., MySQLServer],
 ) -> None:
-    each, orders = (100, 20_000) if TORTURE else (5, 500)
+    each, orders = SIZE
     rage_and_compare(make_storm, private_mysql(), private_redis(aof=True), each=each, orders=orders)
 
 
@@ -395,7 +397,7 @@ def test_every_message_has_its_effect_exactly_once_on_postgresql(
     private_postgres: Callable[..., PostgresServer],
 ) -> None:
     """A lost reply to COMMIT is resolved here: no worker ever has to leave a message for that reason."""
-    each, orders = (100, 20_000) if TORTURE else (5, 500)
+    each, orders = SIZE
     world = rage_and_compare(make_storm, private_postgres(), private_redis(aof=True), each=each, orders=orders)
 
     assert world.done["error CommitUnknownError"] == 0

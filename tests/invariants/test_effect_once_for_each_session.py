@@ -59,8 +59,8 @@ BUGS = [
     ("orm-commit", "AsyncSession", "half"),
     *([("second-connection", "AsyncSession", "lost"), ("orm-commit", "Session", "half")] if TORTURE else []),
 ]
-KILLS_EACH = 25 if TORTURE else 2
-MESSAGES = 2_000 if TORTURE else 120
+KILLS_EACH = 25 if TORTURE else 1
+MESSAGES = 2_000 if TORTURE else 60
 
 
 # At full size on MySQL too, where it was fetched (make matrix): Debian's "mysql" is MariaDB.
