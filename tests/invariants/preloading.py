@@ -1,6 +1,6 @@
 """Load in a zygote what its workers would otherwise load after their start, each of them again. Not a test.
 
-A worker is killed after a few messages; loading a driver and the packages that are loaded on first use costs it 0.2 s of
+A worker is killed after a few messages. Loading a driver and the packages that load on first use costs it 0.2 s of
 processor time, more than its messages.
 """
 
