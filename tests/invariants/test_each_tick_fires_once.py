@@ -24,7 +24,7 @@ from conquiet.testing import wait_until
 
 TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
 STEADY_S = 120 if TORTURE else 6
-KILLS = 3_000 if TORTURE else 30
+KILLS = 3_000 if TORTURE else 60
 KILLERS = 6 if TORTURE else 3
 SEED = seed_or(0)
 STEPS_MS = {"jitter": 500, "cron": 1_000} | {f"tenth-{number}": 100 for number in range(4)}
