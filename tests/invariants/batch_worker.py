@@ -22,6 +22,7 @@ from typing import Any
 import redis.asyncio
 from sqlalchemy import create_engine
 from tests.invariants import wire
+from tests.invariants.preloading import preload
 from tests.invariants.recorder import Recorder
 
 from conquiet.core import batch_run
@@ -168,6 +169,7 @@ async def run(processor: Processor) -> None:
 
 def main() -> None:
     logging.disable(logging.CRITICAL)
+    preload(SETTINGS["db_url"])
     plant()
     for line in sys.stdin:
         order = json.loads(line)

@@ -22,6 +22,7 @@ import redis.asyncio
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from tests.invariants import wire
+from tests.invariants.preloading import preload
 from tests.invariants.recorder import Recorder
 
 from conquiet.core.backoff import Backoff
@@ -93,6 +94,8 @@ async def work(name: str) -> None:
 
 
 def main() -> None:
+    preload(SETTINGS["db"])
+    preload(SETTINGS["db"], driver="asyncmy")
     children: list[int] = []
     for number, line in enumerate(sys.stdin):
         pid = os.fork()

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from sqlalchemy import Engine, create_engine, event
+from tests.invariants.preloading import preload
 from tests.invariants.recorder import Recorder
 
 from conquiet.config import DbConfig
@@ -215,7 +216,7 @@ def main() -> None:
     """Do each job on standard input, one after the other, and reply with a line."""
     for line in sys.stdin:
         job: dict[str, Any] = json.loads(line)
-        create_engine(job["url"])  # for the driver that it imports: here, and not in each fork
+        preload(job["url"])
         sys.stdout.write((die(job) if "step" in job else storm(job)) + "\n")
         sys.stdout.flush()
 

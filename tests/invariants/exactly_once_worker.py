@@ -25,6 +25,7 @@ import redis
 from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
 from tests.invariants import wire
+from tests.invariants.preloading import preload
 from tests.invariants.recorder import Recorder
 
 from conquiet.config import QueueConfig
@@ -240,7 +241,7 @@ def work(role: str, name: str) -> None:
 def main() -> None:
     global _halt, _left, _name  # set once in each child
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    create_engine(SETTINGS["db"])  # for the driver that it imports: here, and not in each worker
+    preload(SETTINGS["db"])
     # Children that were killed stay zombies until the end: no pid of ours can be given to another process meanwhile.
     children: list[int] = []
     for line in sys.stdin:

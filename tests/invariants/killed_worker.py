@@ -10,12 +10,12 @@ stale messages of the others included, and prints ``done``. The next line is rea
 import os
 import sys
 import time
-from importlib import import_module
 from typing import Any
 
 import redis
 from sqlalchemy import create_engine
 from tests.invariants import wire
+from tests.invariants.preloading import preload
 from tests.invariants.recorder import Recorder
 
 from conquiet import QueueConfig, QueueConsumer, QueueMessage
@@ -94,8 +94,7 @@ def work(name: str, step: str, number: str) -> None:
 
 
 def main() -> None:
-    import_module("conquiet.metrics.registry")
-    create_engine(sys.argv[2])  # for the driver that it imports
+    preload(sys.argv[2])
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:

@@ -24,6 +24,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 from tests.invariants import wire
+from tests.invariants.preloading import preload
 from tests.invariants.recorder import Recorder
 
 from conquiet.db.session import DbSession
@@ -199,6 +200,7 @@ async def consume() -> None:
 
 def main() -> None:
     global _point, _left  # set once in each child
+    preload(SETTINGS["db"], driver="asyncmy" if IS_ASYNC else "")
     # For a worker that is stopped before it has its own handler: it has done nothing yet.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     for line in sys.stdin:

@@ -59,8 +59,9 @@ BUGS = [
     ("orm-commit", "AsyncSession", "half"),
     *([("second-connection", "AsyncSession", "lost"), ("orm-commit", "Session", "half")] if TORTURE else []),
 ]
-KILLS_EACH = 25 if TORTURE else 2
-MESSAGES = 2_000 if TORTURE else 120
+"""Each on one of both databases; at full size on every database."""
+KILLS_EACH = 25 if TORTURE else 1
+MESSAGES = 2_000 if TORTURE else 60
 
 
 # At full size on MySQL too, where it was fetched (make matrix): Debian's "mysql" is MariaDB.
@@ -360,7 +361,15 @@ def test_every_message_has_its_effect_once_whatever_dies(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("bug", "kind", "seen"), BUGS)
+@pytest.mark.parametrize(
+    ("database", "bug", "kind", "seen"),
+    [
+        pytest.param(DATABASES[name], *bug, id=f"{name}-{'-'.join(bug)}")
+        for number, bug in enumerate(BUGS)
+        for name in (DATABASES if TORTURE else [list(DATABASES)[number]])
+    ],
+    indirect=["database"],
+)
 def test_a_planted_bug_in_the_transaction_is_found(
     make_cell: Callable[..., Cell], bug: str, kind: str, seen: str
 ) -> None:

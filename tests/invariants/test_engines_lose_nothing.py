@@ -135,7 +135,7 @@ def test_a_storm_of_kills_loses_nothing(
     record_property: Callable[[str, object], None],
     new_history: Callable[..., History],
 ) -> None:
-    messages, kills = (200_000, 200) if TORTURE else (4_000, 12)
+    messages, kills = (200_000, 200) if TORTURE else (2_000, 6)
     seed = seed_or(2)
     rng = random.Random(seed)
     history = new_history(
@@ -183,7 +183,7 @@ def test_a_storm_of_cut_connections_loses_nothing(
     raw: redis.Redis, spawn: Callable[..., subprocess.Popen[str]], new_history: Callable[..., History]
 ) -> None:
     """Redis closes single connections of the engines and of their handlers, at any moment of a message's life."""
-    messages, cuts = (200_000, 3_000) if TORTURE else (1_500, 30)
+    messages, cuts = (200_000, 3_000) if TORTURE else (1_000, 15)
     seed = seed_or(4)
     rng = random.Random(seed)
     history = new_history(
@@ -220,7 +220,7 @@ def test_deployments_strand_nothing_and_charge_nothing(
     raw: redis.Redis, spawn: Callable[..., subprocess.Popen[str]], new_history: Callable[..., History]
 ) -> None:
     """SIGTERM at random moments: unstarted messages return uncharged, started ones are finished."""
-    messages, stops = (100_000, 1_000) if TORTURE else (3_000, 12)
+    messages, stops = (100_000, 1_000) if TORTURE else (1_500, 6)
     seed = seed_or(3)
     rng = random.Random(seed)
     history = new_history(

@@ -6,7 +6,7 @@
     limited   waits for its rate limit                         reserve_rate
     parked…   is paused from the beginning and resumed later   park, unpark
 
-A hundred kills here; ``CONQUIET_TORTURE=1`` makes it a thousand, with some before and after each of the steps.
+Forty kills here; ``CONQUIET_TORTURE=1`` makes it a thousand, with some before and after each of the steps.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from conquiet.redis_transport.client import clone_async
 from conquiet.testing import wait_until_async
 
 TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
-KILLS = 1_000 if TORTURE else 100
+KILLS = 1_000 if TORTURE else 40
 KINDS = ("flaky", "doomed", "revived", "limited", "parked")
 BATCH = 20
 """Messages emitted at a time, as long as there are kills to come: there is always something to kill in."""

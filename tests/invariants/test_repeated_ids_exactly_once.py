@@ -28,7 +28,7 @@ from conquiet.testing import wait_until_async
 from conquiet.transactional import Inbox, create_tables, for_processor, for_runtime
 
 TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
-MESSAGES = 5_000 if TORTURE else 300
+MESSAGES = 5_000 if TORTURE else 100
 GROUP = "billing"
 
 

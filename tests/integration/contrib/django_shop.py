@@ -1,6 +1,8 @@
 """A Django project in one module, run in a separate process: settings can be set once in a process.
 
-DJANGO_DB=URL python django_shop.py CHECK
+DJANGO_DB=URL python django_shop.py CHECK…
+
+Each check begins with empty tables. The name of a check is printed when it has passed.
 """
 
 import asyncio
@@ -59,6 +61,7 @@ from conquiet import App, RetryPolicy  # noqa: E402
 from conquiet.app import TestApp  # noqa: E402
 from conquiet.contrib.django import DjangoTransaction, django_url, emit, task  # noqa: E402
 from conquiet.errors import ConfigurationError, DatabaseUnavailableError  # noqa: E402
+from conquiet.transactional.schema import INBOX_TABLE, OUTBOX_TABLE  # noqa: E402
 
 
 class Booking(models.Model):  # type: ignore[misc]
@@ -189,8 +192,12 @@ def main() -> None:
     call_command("migrate", verbosity=0)
     with connection.schema_editor() as editor:
         editor.create_model(Booking)
-    globals()[f"check_{sys.argv[1]}"]()
-    sys.stdout.write("ok\n")
+    for name in sys.argv[1:]:
+        with connection.cursor() as cursor:
+            for table in (Booking._meta.db_table, INBOX_TABLE, OUTBOX_TABLE):
+                cursor.execute(f"DELETE FROM {table}")
+        globals()[f"check_{name}"]()
+        sys.stdout.write(f"{name}\n")
 
 
 main()

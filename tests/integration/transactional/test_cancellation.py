@@ -23,7 +23,7 @@ from conquiet.testing import FaultProxy, wait_until_async
 from conquiet.transactional import Inbox, async_transaction, effect_once_async
 
 TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
-HANDLERS = 10_000 if TORTURE else 600
+HANDLERS = 10_000 if TORTURE else 200
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ class Broker(RuleBasedStateMachine):
 
 
 TestAckWindow = Broker.TestCase
-TestAckWindow.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestAckWindow.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
 @settings(deadline=None)

@@ -132,7 +132,7 @@ def cut(stream: bytes, places: list[int]) -> list[bytes]:
     return [stream[start:end] for start, end in pairwise(edges)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(deliveries | other_frames(), max_size=6), st.lists(st.integers(0, 10_000), max_size=8))
 @example([deliver(1, spec.BasicProperties(), b"")], [])
 @example([deliver(1, spec.BasicProperties(headers={}, message_id=""), b"x" * 200)], [30, 31, 32])

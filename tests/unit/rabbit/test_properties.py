@@ -112,7 +112,7 @@ def test_nested_tables_cannot_exhaust_the_stack() -> None:
     assert depth == 32
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=60), st.sampled_from([b"", b"\xff\xfc", b"\x20\x80", b"\xff\xff"]))
 def test_no_bytes_whatsoever_make_properties_raise(raw: bytes, flags: bytes) -> None:
     read = Properties(flags + raw)

@@ -74,10 +74,15 @@ def parametrised(function: Function) -> set[str]:
 
 
 @cache
+def fixtures(path: Path) -> set[str]:
+    return {function.name for function in functions(path) if is_fixture(function)}
+
+
+@cache
 def visible_fixtures(path: Path) -> set[str]:
     """Return the fixtures of a file, of each conftest above it, and of the plugin."""
     files = [path, *(folder / "conftest.py" for folder in path.parents if folder.is_relative_to(TESTS)), PLUGIN]
-    return {function.name for file in files if file.exists() for function in functions(file) if is_fixture(function)}
+    return {name for file in files if file.exists() for name in fixtures(file)}
 
 
 def test_fixtures_have_types_that_an_editor_can_follow() -> None:
