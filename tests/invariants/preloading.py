@@ -1,4 +1,4 @@
-"""Load in a zygote what its workers would otherwise load after their start, each of them again. Not a test.
+"""Load modules in a zygote, which each of its workers would otherwise load after its start. Not a test.
 
 A worker is killed after a few messages. Loading a driver and the packages that load on first use costs it 0.2 s of
 processor time, more than its messages.
@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 
 def preload(db_url: str, *, driver: str = "") -> None:
-    """Load the driver of a URL and what a first connection needs.
+    """Load the driver of a URL and the modules of a first connection.
 
     Args:
         db_url: The URL of the workers.

@@ -22,9 +22,8 @@ from conquiet.app.emission import Emission, Emit, SyncEmit
 from conquiet.app.events import Event
 from conquiet.app.parameters import Parameter, SessionKind, Signature, Source
 from conquiet.app.resources import Resources
-from conquiet.core.batch_run import run_without_loop
 from conquiet.core.log import FactLogger
-from conquiet.core.threads import wait_on_loop
+from conquiet.core.threads import run_without_loop, wait_on_loop
 from conquiet.errors import InfrastructureError, LifecycleError, MissingExtraError, PayloadError
 
 if TYPE_CHECKING:

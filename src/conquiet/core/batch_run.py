@@ -21,7 +21,7 @@ This module imports no broker and no database.
 See docs/decisions/0044.
 """
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, Generic, TypeVar
 
@@ -177,16 +177,6 @@ async def call_batch_handler(
         result = await result
     reject_unawaited(result)
     return result
-
-
-def run_without_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends, without an event loop."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    raise AssertionError("a coroutine without an event loop was suspended")
 
 
 def _checked(result: object, number: int) -> Outcomes:

@@ -1,4 +1,4 @@
-"""Run a handler or a blocking call in a thread, and a coroutine on the event loop from another thread."""
+"""Run a handler or a blocking call in a thread, and a coroutine from another thread or without an event loop."""
 
 import asyncio
 import contextvars
@@ -70,3 +70,17 @@ def wait_on_loop(
                 raise
             if loop.is_closed():
                 raise too_late() from None
+
+
+def run_without_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends, without an event loop, and return its result.
+
+    Where a synchronous and an asynchronous caller follow the same rules, the rules are one coroutine that is given its
+    I/O: awaited calls of an asynchronous client, or blocking calls of a synchronous one, which never suspend.
+    """
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("a coroutine without an event loop was suspended")

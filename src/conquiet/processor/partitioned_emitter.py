@@ -5,7 +5,7 @@ See docs/decisions/0051.
 
 from collections.abc import Iterable
 
-from conquiet.core.batch_run import run_without_loop
+from conquiet.core.threads import run_without_loop
 from conquiet.core.validation import require_text
 from conquiet.errors import ConfigurationError
 from conquiet.processor.emit_requests import Emitted, NewMessage, require_new_message

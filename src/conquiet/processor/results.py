@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from conquiet.core.batch_run import run_without_loop
 from conquiet.core.json_codec import NOT_JSON_TYPE, CodecError, encode_json
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
+from conquiet.core.threads import run_without_loop
 from conquiet.core.validation import require_seconds
 from conquiet.errors import ConfigurationError, JobCancelledError, JobFailedError, JobTimeoutError, QueueError
 from conquiet.processor.envelope import Envelope

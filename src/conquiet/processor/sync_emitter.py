@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
-from conquiet.core.batch_run import run_without_loop
 from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.signatures import takes_keywords_of
+from conquiet.core.threads import run_without_loop
 from conquiet.processor.emit_requests import EmitOptions, Emitted, NewMessage, WaitOptions, reject_due_time
 from conquiet.processor.emitter import Emitter
 from conquiet.processor.jobs import NewState, record_new

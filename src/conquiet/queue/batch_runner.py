@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from conquiet.core.batch_run import BatchRun, Outcome, run_without_loop
+from conquiet.core.batch_run import BatchRun, Outcome
 from conquiet.core.batching import BatchSettings, BatchTimes
 from conquiet.core.functions import reject_awaitable
+from conquiet.core.threads import run_without_loop
 from conquiet.errors import LeaseLostError, MalformedMessageError
 from conquiet.queue.models import QueueMessage
 from conquiet.queue.runner import ConsumerRunner

@@ -14,8 +14,8 @@ from typing import Any
 
 import redis
 
-from conquiet.core.batch_run import run_without_loop
 from conquiet.core.task_cancellation import reraise_swallowed_cancellation
+from conquiet.core.threads import run_without_loop
 from conquiet.redis_transport.client import AnyServer, is_async
 from conquiet.redis_transport.commands import Word
 from conquiet.redis_transport.errors import translate_errors

@@ -18,7 +18,7 @@ from redis.asyncio.client import Pipeline as AsyncPipeline
 from redis.client import Pipeline
 from redis.exceptions import RedisError
 
-from conquiet.core.batch_run import run_without_loop
+from conquiet.core.threads import run_without_loop
 from conquiet.redis_transport.client import ClusterRouted, ClusterSeeds, abort_client, clone_async, clone_sync, clone_to
 from conquiet.redis_transport.cluster_router import ClusterRouter, sync_router
 from conquiet.redis_transport.routing import ASKING, NodeAddress, NodeCommand, key_of, raise_first_error

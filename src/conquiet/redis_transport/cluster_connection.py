@@ -12,7 +12,7 @@ from typing import Any
 import redis
 from redis.exceptions import RedisError, ResponseError
 
-from conquiet.core.batch_run import run_without_loop
+from conquiet.core.threads import run_without_loop
 from conquiet.errors import QueueError
 from conquiet.redis_transport.client import AnyRedis, clone_sync
 from conquiet.redis_transport.cluster_client import SyncClusterClient

@@ -30,7 +30,7 @@ import redis
 import redis.asyncio
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from conquiet.core.batch_run import run_without_loop
+from conquiet.core.threads import run_without_loop
 from conquiet.redis_transport.client import AnyServer
 from conquiet.redis_transport.client_commands import execute, execute_all
 from conquiet.redis_transport.commands import Word

@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from conquiet.core.batch_run import run_without_loop
 from conquiet.core.deduplicator import Deduplicator
 from conquiet.core.functions import (
     mark_made_for,
@@ -29,6 +28,7 @@ from conquiet.core.functions import (
     wrong_place,
 )
 from conquiet.core.log import FactLogger
+from conquiet.core.threads import run_without_loop
 from conquiet.core.validation import require_text
 from conquiet.errors import ConfigurationError, ConflictError
 from conquiet.transactional.cancelled_jobs import cancellable

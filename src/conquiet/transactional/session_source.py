@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from conquiet.core.batch_run import run_without_loop
 from conquiet.core.functions import is_coroutine_function, reject_awaitable, reject_unawaited
+from conquiet.core.threads import run_without_loop
 from conquiet.db.dialects import require_supported
 from conquiet.db.engine_pool import pool_capacity
 from conquiet.db.session import DbSession

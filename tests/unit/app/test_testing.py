@@ -1,4 +1,4 @@
-"""``TestApp``: what it shares with no real server."""
+"""``TestApp``: the behaviour that it shares with no real server."""
 
 from dataclasses import dataclass
 

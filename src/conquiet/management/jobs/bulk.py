@@ -33,7 +33,7 @@ _WAITS = frozenset({JobPhase.DELAYED, JobPhase.RETRYING})
 _LISTS = frozenset({JobPhase.PARKED, JobPhase.BEHIND})
 
 
-class _Step(NamedTuple):
+class _BulkStep(NamedTuple):
     """Jobs that match, the number of jobs that were read, the next cursor (empty at the end), and their list if any.
 
     ``place`` is None if the name of the list is not text: its jobs are read and cannot be changed.
@@ -190,7 +190,7 @@ class BulkRunner:
 
     # ------------------------------------------------------------ steps
 
-    def _steps(self, request: BulkRequest, cursor: str, removed: "_Removed") -> AsyncIterator[_Step]:
+    def _steps(self, request: BulkRequest, cursor: str, removed: "_Removed") -> AsyncIterator[_BulkStep]:
         """Yield each step."""
         phase, where = request.phase, request.where
         if phase in _WAITS:
@@ -199,18 +199,18 @@ class BulkRunner:
             return self._walk_lists(phase, where, cursor, removed)
         return self._pages(phase, where, cursor)
 
-    async def _pages(self, phase: JobPhase, where: JobFilter, cursor: str) -> AsyncIterator[_Step]:
+    async def _pages(self, phase: JobPhase, where: JobFilter, cursor: str) -> AsyncIterator[_BulkStep]:
         position: str | None = cursor or None
         while True:
             page = await self._reader.list(phase, where, cursor=position, limit=_STEP)
             position = page.cursor
-            yield _Step(page.jobs, page.scanned, position or "")
+            yield _BulkStep(page.jobs, page.scanned, position or "")
             if position is None:
                 return
 
     async def _walk_lists(
         self, phase: JobPhase, where: JobFilter, cursor: str, removed: "_Removed"
-    ) -> AsyncIterator[_Step]:
+    ) -> AsyncIterator[_BulkStep]:
         """Read lists of messages, each from its end.
 
         Workers remove messages at the beginning of a list, and new ones are added at its end. A position counted from
@@ -228,9 +228,9 @@ class BulkRunner:
                     else:
                         found = [decoder.parked(raw, now_ms, event=name) for raw in members]
                     accepted = [job for job in found if job is not None and where.accepts(job)]
-                    yield _Step(accepted, len(found), str(at), place)
+                    yield _BulkStep(accepted, len(found), str(at), place)
                     left_out += len(members) - removed.count
-            yield _Step((), 0, str(following) if following else "")
+            yield _BulkStep((), 0, str(following) if following else "")
             if not following:
                 return
             at = following
@@ -247,7 +247,7 @@ class BulkRunner:
         group = await self._reader.group()
         return self._reader.decoder("" if group is None else group.name)
 
-    async def _scan_delayed(self, phase: JobPhase, where: JobFilter, cursor: str) -> AsyncIterator[_Step]:
+    async def _scan_delayed(self, phase: JobPhase, where: JobFilter, cursor: str) -> AsyncIterator[_BulkStep]:
         """Scan the delayed set. SCAN returns every remaining member while others are removed; pages would skip some."""
         decoder, at = await self._decoder(), int(cursor or 0)
         while True:
@@ -256,7 +256,7 @@ class BulkRunner:
             found = [decoder.delayed(raw, due, now_ms) for raw, due in zip(pairs[::2], pairs[1::2], strict=True)]
             at = int(following_at)
             accepted = [job for job in found if job is not None and job.phase is phase and where.accepts(job)]
-            yield _Step(accepted, len(found), str(at) if at else "")
+            yield _BulkStep(accepted, len(found), str(at) if at else "")
             if not at:
                 return
 

@@ -199,7 +199,7 @@ own = Own()
 
 
 def test_a_worker_of_the_users_own_follows_the_options(shop: str, tmp_path: Path) -> None:
-    """The optional protocols beside ``Worker`` are all that the command looks for."""
+    """The command checks for the optional protocols of a worker, and for nothing else."""
     (tmp_path / f"{shop}_own.py").write_text(OWN)
 
     (own,) = load_workers(f"{shop}_own:own", concurrency=7, only=("imports",))
