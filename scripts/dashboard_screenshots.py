@@ -45,14 +45,7 @@ from conquiet.transactional.targets import Results
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "img"
 TOKEN = "a token for the screenshots"  # noqa: S105 - of a private server
 STREAMS = ("orders", "emails", "invoices", "shop:eu:shipments-with-a-rather-long-name", "thumbnails")
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-crashpad-for-testing",  # its handlers would outlive a run that is killed
-]
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 WIDTH, HEIGHT = 1280, 720
 MOST_BYTES = 150_000
 

@@ -136,9 +136,7 @@ def main() -> int:
     into.mkdir(parents=True, exist_ok=True)
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     with served(SITE) as url, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox", "--disable-crashpad-for-testing"]
-        )
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         wrong = Complaints(url)
         for width, height, scheme in WIDTHS:
             context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)

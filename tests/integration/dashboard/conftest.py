@@ -34,7 +34,6 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--disable-crashpad-for-testing",  # its handlers leave the session, and outlive a browser that is killed
 ]
 
 
