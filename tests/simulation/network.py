@@ -254,7 +254,7 @@ class SimulatedConnection:
             self._writer.transport.abort()
 
 
-class SimulatedClient:
+class SimulatedClient(redis.Redis):
     """The synchronous client of the heartbeat: calls take no time, and may fail before or after they took effect."""
 
     def __init__(self, network: Network, process: Process) -> None:
@@ -273,7 +273,7 @@ class SimulatedClient:
         return reply
 
     @contextmanager
-    def pipeline(self, *, transaction: bool = False) -> Iterator["SimulatedClient"]:
+    def pipeline(self, *, transaction: bool = False) -> Iterator["SimulatedClient"]:  # type: ignore[override]
         """Collect calls."""
         del transaction
         made = SimulatedClient(self._network, self._process)

@@ -113,6 +113,7 @@ class World:
         self.rng = random.Random(seed)
         self.loop = SimulatedLoop(self.rng.getrandbits(32))
         self.loop.on_kill = self._kill
+        self.loop.set_exception_handler(self._fail)
         self.model = RedisModel(lambda: int(self.loop.time() * 1000))
         self.network = Network(self.loop, self.model, self.rng, self.note)
         self._trace = hashlib.sha256()
@@ -140,6 +141,10 @@ class World:
         self._trace.update(json.dumps(line, sort_keys=True).encode())
         if op != "command":
             self.lines.append({"p": "world", **line})
+
+    def _fail(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Fail the seed because of an error of a callback, such as a heartbeat that has ended."""
+        self.failed.append(f"{context['message']}: {context.get('exception')!r}")
 
     def _kill(self, process: Process) -> None:
         self.note("fault", kind="kill -9", target=process.name)

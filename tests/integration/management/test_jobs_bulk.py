@@ -244,7 +244,7 @@ async def test_a_run_leaves_alone_what_was_emitted_after_it_began(
     assert [job.event for job in (await jobs.list("waiting")).jobs] == ["late"] * 5
 
 
-async def test_what_is_no_message_neither_ends_a_run_nor_hides_a_job(
+async def test_an_unreadable_entry_neither_ends_a_run_nor_hides_a_job(
     aio: redis.asyncio.Redis, jobs: JobAdmin, stream: str
 ) -> None:
     """A foreign program or an older version has written into the keys of the stream: bytes, names and due times."""
