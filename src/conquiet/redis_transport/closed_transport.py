@@ -5,12 +5,19 @@ an ``AttributeError`` once asyncio has closed the transport: the transport no lo
 to wait for the socket. redis-py passes the error on, and an outage of the server would look like a fault of the
 program. Nothing has been written then. But the error is raised from the same place as the error of a lost reply, so the
 caller treats it as a lost reply.
+
+A second fault is corrected at the same place: up to Python 3.11 a cancellation is swallowed if it arrives when a
+command has just been written (``core.task_cancellation``). The log-in of a new connection would then wait for replies
+that may never come, although a forced stop has cancelled it.
 """
 
+import asyncio
 import functools
 from typing import Any, ClassVar
 
 import redis.exceptions
+
+from conquiet.core.task_cancellation import reraise_swallowed_cancellation
 
 _WAITS_FOR_THE_SOCKET = "_add_writer"
 
@@ -34,9 +41,13 @@ class ReportsClosedTransport:
             raise _closed() from error
 
     async def send_packed_command(self, *args: Any, **kwargs: Any) -> Any:
-        """See redis-py."""
+        """See redis-py. As there, a connection whose write was cancelled is closed: its reply will not be read."""
         try:
-            return await super().send_packed_command(*args, **kwargs)  # type: ignore[misc]
+            with reraise_swallowed_cancellation():
+                return await super().send_packed_command(*args, **kwargs)  # type: ignore[misc]
+        except asyncio.CancelledError:
+            await self.disconnect(nowait=True)  # type: ignore[attr-defined]
+            raise
         except AttributeError as error:
             if not _is_closed_transport(error):
                 raise

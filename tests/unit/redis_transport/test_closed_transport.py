@@ -1,5 +1,6 @@
 """A transport that asyncio has closed, as Python 3.12.1 reports it."""
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -88,3 +89,36 @@ def test_a_clone_of_an_asyncio_clone_has_redis_pys_own_class() -> None:
 
     assert clone_sync(clone).connection_pool.connection_class is redis.SSLConnection
     assert len({clone_async(one).connection_pool.connection_class for one in (clone, clone_async(clone))}) == 1
+
+
+class CancellingWriter(ClosedWriter):
+    """Accepts a command, and the task that has sent it is cancelled in the same iteration of the event loop."""
+
+    def __init__(self, task: "asyncio.Task[Any]") -> None:
+        super().__init__()
+        self._task = task
+        self.is_closed = False
+
+    def writelines(self, data: Iterable[bytes]) -> None:
+        asyncio.get_running_loop().call_soon(self._task.cancel)
+
+    async def drain(self) -> None:
+        """Return immediately."""
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+async def test_a_cancellation_after_a_write_is_not_swallowed() -> None:
+    """Before Python 3.12 ``wait_for`` swallows it, and a log-in would wait for a server that does not reply."""
+    task = asyncio.current_task()
+    assert task is not None
+    writer = CancellingWriter(task)
+    connection = connection_over(writer, redis.asyncio.Redis(port=1, socket_timeout=5))
+
+    with pytest.raises(asyncio.CancelledError):
+        await connection.send_packed_command(b"PING", check_health=False)
+
+    task.uncancel()
+    assert writer.is_closed
+    assert not connection.is_connected
