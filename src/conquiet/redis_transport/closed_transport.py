@@ -41,7 +41,7 @@ class ReportsClosedTransport:
             raise _closed() from error
 
     async def send_packed_command(self, *args: Any, **kwargs: Any) -> Any:
-        """See redis-py. As there, a connection whose write was cancelled is closed: its reply will not be read."""
+        """See redis-py. As there, a cancelled write closes the connection, because its reply will not be read."""
         try:
             with reraise_swallowed_cancellation():
                 return await super().send_packed_command(*args, **kwargs)  # type: ignore[misc]
