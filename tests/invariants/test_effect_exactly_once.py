@@ -268,7 +268,7 @@ class Storm:
         chaos = Chaos(crew, faults, self.rng, self.done, self.history)
         recovering = False
         replies = LostReplies(self.proxy, self.history, faults.lost_commits)
-        while not (chaos.is_over and self._is_quiet()):
+        while not (recovering and self._is_quiet()):
             if chaos.is_over and not recovering:
                 recovering = True
                 replies.end()

@@ -131,7 +131,8 @@ class Dispatcher:
         return self._workers.owns_current_task()
 
     def abandon(self) -> None:
-        """End all workers without waiting, and count the deliveries that they abandon."""
+        """End all workers without waiting. Deliveries in the syncer count as abandoned, waiting ones do not."""
+        self.withdraw()
         self._stats.add(DeliveryOutcome.ABANDONED, self._workers.abandon())
 
     def end_grace_period(self) -> None:

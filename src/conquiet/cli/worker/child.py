@@ -203,7 +203,7 @@ def _run(settings: ChildSettings) -> int:
                 if settings.counts_messages and all(worker.health().handled is None for worker in workers):
                     raise CommandError(
                         f"--max-messages counts messages that handlers have handled, and {settings.target} runs none",
-                        fix="give --max-age-s or --max-rss instead",
+                        fix="give --max-age-s or --max-rss-mb instead",
                     )
                 call_at_end_of_input(child.stop)
                 with asyncio.Runner(loop_factory=loop_factory()) as runner:

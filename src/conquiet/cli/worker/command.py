@@ -25,8 +25,8 @@ def worker(
     new, finish running handlers and acknowledge their messages. A second signal forces the end; unfinished messages
     stay pending for other workers. If a server cannot be reached at the start, the command waits for it.
 
-    With --max-messages, --max-rss or --max-age-s a process is replaced by a fresh one when it reaches the limit (up to
-    a tenth earlier): it drains first, one process at a time, and no message loses an attempt.
+    With --max-messages, --max-rss-mb or --max-age-s a process is replaced by a fresh one when it reaches the limit (up
+    to a tenth earlier): it drains first, one process at a time, and no message loses an attempt.
 
     Exit codes: 0 drained, 1 crash loop, handlers that were abandoned or a process that had to be killed, 2 it could not
     start, or a server could not be reached.
@@ -44,7 +44,7 @@ def worker(
 
         conquiet worker shop:app --log-format json
 
-        conquiet worker shop:app --processes 4 --max-messages 100000 --max-rss 512
+        conquiet worker shop:app --processes 4 --max-messages 100000 --max-rss-mb 512
     """
     from conquiet.cli.worker.supervisor import ProcessSupervisor
 

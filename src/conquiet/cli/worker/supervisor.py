@@ -199,7 +199,7 @@ class ProcessSupervisor:
             worker.first_rss = worker.first_rss or used
             if limits.is_below_start(worker.first_rss, worker.share):
                 self._report_once(
-                    f"a fresh process uses more than --max-rss {limits.max_rss_mb}: each is replaced once a minute "
+                    f"a fresh process uses more than --max-rss-mb {limits.max_rss_mb}: each is replaced once a minute "
                     "only. Give a larger limit"
                 )
             reason = limits.reason(

@@ -32,9 +32,8 @@ class SupervisorSettings:
     max_messages: Annotated[
         int, typer.Option(min=0, max=2**52, help="Messages after which a process is replaced; 0: never.")
     ] = 0
-    max_rss: Annotated[
-        int,
-        typer.Option("--max-rss", min=0, max=2**40, help="MiB of memory above which a process is replaced; 0: never."),
+    max_rss_mb: Annotated[
+        int, typer.Option(min=0, max=2**40, help="MiB of memory above which a process is replaced; 0: never.")
     ] = 0
     max_age_s: Annotated[float, number_option("Seconds after which a process is replaced; 0: never.")] = 0
     log_level: LogLevel = "info"
@@ -43,4 +42,4 @@ class SupervisorSettings:
     @property
     def limits(self) -> RecycleLimits:
         """Limits at which a process is replaced."""
-        return RecycleLimits(max_messages=self.max_messages, max_rss_mb=self.max_rss, max_age_s=self.max_age_s)
+        return RecycleLimits(max_messages=self.max_messages, max_rss_mb=self.max_rss_mb, max_age_s=self.max_age_s)
