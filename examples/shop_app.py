@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import text
+from sqlalchemy import Column, Integer, MetaData, String, Table, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from conquiet import App, Emit, RetryPolicy
 
-app = App("shop")  # CONQUIET_REDIS_URL and CONQUIET_DB_URL, or conquiet.toml
+TABLES = MetaData()
+Table("ledger", TABLES, Column("order_id", String(40), nullable=False), Column("cents", Integer, nullable=False))
+
+app = App("shop", tables=TABLES)  # CONQUIET_REDIS_URL and CONQUIET_DB_URL, or conquiet.toml
 
 
 @dataclass

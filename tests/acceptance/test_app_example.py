@@ -20,7 +20,7 @@ from conquiet.testing import free_port, wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "shop_app.py"
 ORDERS = 300
-CODE_LINES = 25
+CODE_LINES = 27
 
 
 def ready_pid(port: int) -> int | None:
@@ -57,8 +57,6 @@ def test_a_killed_worker_loses_no_order_and_books_none_twice(
     shutil.copy(EXAMPLE, tmp_path)
     environment = clean_environment(CONQUIET_REDIS_URL=redis_url, CONQUIET_DB_URL=db_url)
     engine = create_engine(db_url)
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE ledger (order_id VARCHAR(20) NOT NULL, cents INT NOT NULL)"))
     made = subprocess.run(
         [command, "db", "init", "shop_app:app"],
         env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,

@@ -4,10 +4,12 @@ Its first command, ``make demo``, is run in ``test_demo.py``.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -35,6 +37,9 @@ HANGS_S = 300.0
 """Only a program that hangs takes as long as this, on a busy machine too."""
 
 KILLED_ORDERS = 400
+
+(INIT, WORK) = re.findall(r"In production: (.*), then (.*)$", README, re.MULTILINE)[0]
+"""The commands that a comment of the first program names."""
 
 COMMANDS: list[str] = re.findall(r"^\$ (.*?)(?:\s+#.*)?$", README, re.MULTILINE)
 
@@ -320,6 +325,33 @@ def test_the_app_as_it_stands_survives_a_kill(shop: str, redis_url: str) -> None
     client.close()
 
 
+def test_the_app_runs_by_the_commands_below_it(
+    redis_url: str, tmp_path: Path, command: Path, clean_environment: Callable[..., dict[str, str]]
+) -> None:
+    (tmp_path / "shop.py").write_text(PROGRAMS[0], encoding="utf-8")
+    environment = clean_environment(PATH=f"{command.parent}:{os.environ['PATH']}", REDIS_URL=redis_url)
+    variables, create, start = [line.replace("redis://localhost:6379/0", redis_url) for line in COMMANDS[2:]]
+    steps = (f"{variables}\n{create}\nexec {start}", f"{variables}\n{INIT} && exec {WORK}")
+    log = tmp_path / "log"
+
+    for number, script in enumerate(steps):
+        with log.open("w") as output:
+            worker = subprocess.Popen(
+                ["bash", "-c", script], env=environment, cwd=tmp_path, stdout=output, stderr=output, text=True
+            )
+        try:
+            if number:
+                with redis.Redis.from_url(redis_url) as client, SyncEmitter(client, "shop") as emitter:
+                    emitter.emit("order.paid", {"account": 7, "cents": 1_000}, id="order-4712")
+            wait_until(lambda: "booked" in log.read_text(), timeout_s=HANGS_S, message=log.read_text)
+        finally:
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(HANGS_S) == 0, log.read_text()
+
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        assert connection.execute("SELECT cents FROM account").fetchall() == [(2_000,)]
+
+
 def test_the_readme_has_no_program_that_is_not_run_here() -> None:
     run = ("@app.handler", "inbox=Inbox()", "writer.modify", "concurrency=100", "@processor.handler", "run_process")
 
@@ -328,7 +360,8 @@ def test_the_readme_has_no_program_that_is_not_run_here() -> None:
 
 
 def test_the_readme_has_no_command_that_is_not_run() -> None:
-    assert COMMANDS == ["make demo", "make test"]
+    assert COMMANDS[:2] == ["make demo", "make test"]
+    assert [line.split()[0] for line in COMMANDS[2:]] == ["export", "python", "python"]
 
 
 def test_make_test_runs_every_gate() -> None:

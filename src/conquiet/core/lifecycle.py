@@ -8,9 +8,11 @@ See docs/decisions/0014.
 """
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol, runtime_checkable
@@ -20,6 +22,22 @@ from conquiet.errors import LifecycleError
 _SLICE_S: Final = 0.1
 """Longest sleep without a check for a stop. An event could end a sleep, but setting it takes a lock, which a signal
 handler must not do."""
+
+
+_is_importing: ContextVar[bool] = ContextVar("conquiet_is_importing", default=False)
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Refuse the start of workers inside the block: a command imports their module and starts them itself.
+
+    A start there would never return to the command, which could not report its state or apply its options.
+    """
+    token = _is_importing.set(True)
+    try:
+        yield
+    finally:
+        _is_importing.reset(token)
 
 
 class Status(Enum):
@@ -120,6 +138,13 @@ class Lifecycle:
         """True before the start and after the end."""
         return self.status in {Status.NEW, Status.STOPPED}
 
+    def _refuse_during_import(self) -> None:
+        if _is_importing.get():
+            raise LifecycleError(
+                f"{self._name} cannot start: a command is importing its module, and starts it itself. "
+                'Put the start, and everything else that only a program does, below: if __name__ == "__main__":'
+            )
+
 
 class AsyncLifecycle(Lifecycle):
     """The lifecycle of a worker with a coroutine ``run()``."""
@@ -129,6 +154,11 @@ class AsyncLifecycle(Lifecycle):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._ended = asyncio.Event()
+
+    def start(self) -> None:
+        """See ``Lifecycle``. Refused while a command imports the module."""
+        self._refuse_during_import()
+        super().start()
 
     def finish(self) -> None:
         """See ``Lifecycle``. Call it in the loop of ``run()``."""
@@ -152,7 +182,8 @@ class BlockingLifecycle(Lifecycle):
         self._thread: int | None = None
 
     def start(self, *, in_background: bool = False) -> None:
-        """See ``Lifecycle``. ``in_background``: another thread than the caller's is going to run."""
+        """See ``AsyncLifecycle``. ``in_background``: another thread than the caller's is going to run."""
+        self._refuse_during_import()
         super().start()
         self._thread = None if in_background else threading.get_ident()
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from conquiet.cli.errors import CommandError
-from conquiet.core.lifecycle import SupportsConcurrency, SupportsParts, SupportsServerWait, Worker
-from conquiet.errors import ConfigurationError
+from conquiet.core.lifecycle import SupportsConcurrency, SupportsParts, SupportsServerWait, Worker, importing
+from conquiet.errors import ConfigurationError, LifecycleError
 
 _KINDS = (
     "an App, a runtime.Consumer, Processor, Scheduler, RabbitConsumer, QueueWorker or OutboxRelay, a list of them, or "
@@ -31,7 +31,8 @@ def load_object(target: str) -> Any:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(module_name)
+        with importing():
+            found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise CommandError(
@@ -40,9 +41,10 @@ def load_object(target: str) -> Any:
         raise CommandError(
             f"module {module_name!r} cannot be imported: it needs {error.name!r}", fix=f"install {error.name}"
         ) from error
-    except ConfigurationError as error:  # our own text: it quotes no value
+    except (ConfigurationError, LifecycleError) as error:  # our own text: it quotes no value
+        fix = error.fix if isinstance(error, ConfigurationError) else ""
         raise CommandError(
-            f"module {module_name!r} cannot be imported{_place_of(error)}: {error}", fix=error.fix or "correct it there"
+            f"module {module_name!r} cannot be imported{_place_of(error)}: {error}", fix=fix or "correct it there"
         ) from error
     except (Exception, SystemExit) as error:  # importing runs the user's code
         raise CommandError(

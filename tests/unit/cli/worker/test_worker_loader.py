@@ -242,6 +242,29 @@ def test_a_wrong_declaration_is_shown_with_its_sentence_and_its_place(shop: str,
         load_workers(f"{shop}_app:app", concurrency=None)
 
 
+@pytest.mark.parametrize(
+    "start",
+    [
+        "app.main()",
+        "asyncio.run(app.run())",
+        "asyncio.run(Scheduler(Redis()).run())",
+        "Purger(create_engine('sqlite://'), inbox=Inbox(), retention=DatabaseRetention()).run()",
+    ],
+)
+def test_a_module_that_starts_its_worker_at_import_is_refused(shop: str, tmp_path: Path, start: str) -> None:
+    """The start would not return: the command could not report health or apply its options."""
+    imports = """import asyncio
+from redis.asyncio import Redis
+from sqlalchemy import create_engine
+from conquiet.scheduler import Scheduler
+from conquiet.transactional import DatabaseRetention, Inbox, Purger
+"""
+    (tmp_path / f"{shop}_starts.py").write_text(f"{imports}{APP}\n{start}\n")
+
+    with pytest.raises(CommandError, match=r"_starts\.py, line \d+\): .* cannot start: .*__name__ == \"__main__\""):
+        load_workers(f"{shop}_starts:app", concurrency=None)
+
+
 def test_a_relay_is_ready_only_while_its_targets_can_be_reached(tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path / 'outbox.db'}")
     create_tables(engine)
