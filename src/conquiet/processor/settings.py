@@ -171,6 +171,10 @@ def engine_settings(settings: ProcessorSettings, runtime: RuntimeSettings) -> Ru
     The engine must read every message that may be emitted, and its retries, which are larger by ``_OUR_ADDITIONS``.
     ``decode`` is called only for entries that are not envelopes.
     """
+    if runtime.retention is not None:
+        raise ConfigurationError(
+            "retention of RuntimeSettings has no effect in a Processor: give ProcessorSettings(retention=...)"
+        )
     most = max(runtime.max_payload_bytes, settings.max_payload_bytes) + _OUR_ADDITIONS
     decode = None if runtime.decode is None else EnvelopeFormat(runtime.decode)
     return replace(runtime, max_payload_bytes=most, decode=decode, retention=settings.retention, report_activity=True)

@@ -79,7 +79,7 @@ class SettlePolicy:
 
     name: PolicyName = "redelivered"
     max_requeues: int = 1
-    exhausted: OnExhausted = "drop"
+    exhausted: OnExhausted = "move"
     poison_guard: bool = False
 
     def seen_before(self, facts: DeliveryFacts) -> bool:

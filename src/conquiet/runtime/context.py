@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Coroutine
-from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -88,17 +87,8 @@ class MessageContext(msgspec.Struct, eq=False):
         suspended machine) it raises even before the heartbeat has noticed. An inbox row in the same
         transaction is the stronger fence: it also holds in the instant after this check.
         """
-        message = self.message
-        # Fast path: a batch checks each of its messages.
-        if message.ownership is _HELD and message.leased_at + self._leases.claim_idle_s > time.monotonic():
-            return
-        if self.lease_remaining_s <= 0.0 and not message.acknowledged:
-            raise LeaseLostError(
-                "the message may be running elsewhere by now: its lease was lost or not extended in time; "
-                "roll back and leave it to its new owner",
-                stream=self.message.stream,
-                message_id=self.message.id,
-            )
+        if (error := lost_lease(self)) is not None:
+            raise error
 
     async def ack(self) -> None:
         """Acknowledge before the handler has ended. A second call does nothing.
@@ -128,18 +118,6 @@ class MessageContext(msgspec.Struct, eq=False):
             self.message.lose()
             self.check_lease()
 
-    def settling(self) -> AbstractContextManager[object]:
-        """Return a context manager for code that acknowledges the entry by other means.
-
-        Call ``mark_acknowledged()`` inside it. The heartbeat thread may find the entry gone before the reply arrives;
-        inside the context it reports no lost lease.
-        """
-        return self.message.settling()
-
-    def mark_acknowledged(self) -> None:
-        """Record that the entry was acknowledged by other means, for example by a script of the application."""
-        self.message.mark_acknowledged()
-
     def _reject_late(self) -> None:
         if self.message.lease_lost or self.message.has_ended:
             raise self._too_late()
@@ -154,11 +132,18 @@ class MessageContext(msgspec.Struct, eq=False):
 
 def lost_lease(context: MessageContext) -> LeaseLostError | None:
     """Return an error unless this consumer certainly still owns the message."""
-    try:
-        context.check_lease()
-    except LeaseLostError as error:
-        return error
-    return None
+    message = context.message
+    # Fast path: a batch checks each of its messages.
+    if message.ownership is _HELD and message.leased_at + context._leases.claim_idle_s > time.monotonic():  # noqa: SLF001
+        return None
+    if message.acknowledged or context.lease_remaining_s > 0.0:
+        return None
+    return LeaseLostError(
+        "the message may be running elsewhere by now: its lease was lost or not extended in time; "
+        "roll back and leave it to its new owner",
+        stream=message.stream,
+        message_id=message.id,
+    )
 
 
 class SyncMessageContext(MessageContext, eq=False):

@@ -1,7 +1,6 @@
 """Carry out settlements. No other module of the engine does this.
 
-Only a handler can end the delivery of its message in another way, before it returns: with ``ctx.ack()``, or with
-``ctx.mark_acknowledged()`` after a script of the application has acknowledged the entry.
+Only a handler can end the delivery of its message in another way, before it returns: with ``ctx.ack()``.
 """
 
 from typing import assert_never

@@ -337,26 +337,3 @@ async def test_a_message_that_was_claimed_while_it_waited_is_not_begun(
 
     assert begun == [ids[0]]
     assert [(row["consumer"], row["times_delivered"]) for row in pending()] == [(b"thief", 2)]
-
-
-async def test_an_entry_that_a_script_acknowledges_is_not_taken_for_lost_meanwhile(
-    make_engine: MakeEngine, run: Run, enqueue: Enqueue, raw: RawRedis, stream: str
-) -> None:
-    """The heartbeat notices the missing entry before the handler has the reply of the script."""
-    engines: list[Any] = []
-
-    async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
-        message.leased_at -= 300
-        with ctx.settling():
-            raw.xack(stream, "processor", message.id)
-            await asyncio.to_thread(engines[0]._heartbeat.beat, time.monotonic())
-            ctx.mark_acknowledged()
-
-    engines.append(make_engine(handler, claim_idle_ms=600_000))
-    enqueue(1)
-    running = run(engines[0])
-    await wait_until_async(lambda: running.errors or engines[0].health().streams[stream].succeeded)
-    report = await running.stop()
-
-    assert running.errors == []
-    assert (report.succeeded, report.failed) == (1, 0)

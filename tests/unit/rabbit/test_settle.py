@@ -74,7 +74,8 @@ def test_a_released_message_has_not_failed_where_the_queue_counts_failures(count
 @pytest.mark.spec("MW-002.3", "MW-005.1")
 @pytest.mark.parametrize("facts", ALL_FACTS)
 def test_past_the_retry_limit_the_redelivery_guard_has_no_say(facts: DeliveryFacts) -> None:
-    assert decide(Exhausted(), facts, DEFAULT) is Disposition.DROP
+    assert decide(Exhausted(), facts, DEFAULT) is Disposition.MOVE
+    assert decide(Exhausted(), facts, SettlePolicy(exhausted="drop")) is Disposition.DROP
     assert decide(Exhausted(), facts, SettlePolicy(exhausted="dead_letter")) is Disposition.DEAD_LETTER
 
 

@@ -38,6 +38,6 @@ async def test_a_commit_needs_a_lease_that_was_extended_in_time() -> None:
     with pytest.raises(LeaseLostError):
         await stale.extend()
     assert [stale.lease_lost, stale.lease_remaining_s] == [True, 0.0]
-    stale.mark_acknowledged()
+    stale.message.mark_acknowledged()
     stale.check_lease()
     assert stale.acknowledged
