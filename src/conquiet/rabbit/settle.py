@@ -65,6 +65,15 @@ class DeliveryFacts:
     delivery_count: int | None = None
     counts_failures: bool = False
 
+    @property
+    def attempt(self) -> int | None:
+        """Number of this attempt; None if it is a redelivery and the queue does not count them."""
+        if not self.redelivered:
+            return 1  # a publisher or another queue has written the count
+        if not self.delivery_count and not self.counts_failures:
+            return None
+        return (self.delivery_count or 0) + 1
+
 
 @dataclass(frozen=True, slots=True)
 class SettlePolicy:
@@ -85,12 +94,10 @@ class SettlePolicy:
     def seen_before(self, facts: DeliveryFacts) -> bool:
         """Return whether the message has used up its requeues."""
         if self.name == "redelivered" or not facts.redelivered:
-            return facts.redelivered  # at a first delivery, a publisher or another queue has written the count
-        if not facts.delivery_count and not facts.counts_failures:
-            # The queue is a classic one and does not count: a quorum queue would have counted this redelivery. Prefer
-            # to dead-letter early: the alternative is to requeue a message without end.
-            return True
-        return (facts.delivery_count or 0) >= self.max_requeues
+            return facts.redelivered
+        # The queue is a classic one and does not count: a quorum queue would have counted this redelivery. Prefer to
+        # dead-letter early: the alternative is to requeue a message without end.
+        return facts.attempt is None or facts.attempt > self.max_requeues
 
 
 def attempt_of(facts: DeliveryFacts, policy: SettlePolicy) -> tuple[int, int] | None:
@@ -98,11 +105,7 @@ def attempt_of(facts: DeliveryFacts, policy: SettlePolicy) -> tuple[int, int] | 
     if policy.name == "redelivered":
         return (2 if facts.redelivered else 1), 2
     most = policy.max_requeues + 1
-    if not facts.redelivered:
-        return 1, most
-    if not facts.delivery_count and not facts.counts_failures:
-        return None  # the queue does not count
-    return min((facts.delivery_count or 0) + 1, most), most
+    return None if facts.attempt is None else (min(facts.attempt, most), most)
 
 
 _EXHAUSTED: Final[dict[OnExhausted, Disposition]] = {

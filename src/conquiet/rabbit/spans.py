@@ -17,7 +17,7 @@ def process_span(active: tracing.Tracing, delivery: Delivery) -> tracing.Span:
         "rabbitmq",
         delivery.queue,
         message_id=delivery.message_id,
-        attempt=_attempt(delivery),
+        attempt=delivery.facts.attempt,
         headers=tracing.read_headers(delivery.headers),
     )
 
@@ -36,11 +36,3 @@ def batch_span(deliveries: Sequence[Delivery]) -> tracing.Span:
 
 def _member(delivery: Delivery) -> tracing.BatchMember:
     return tracing.BatchMember(delivery.message_id, tracing.read_headers(delivery.headers))
-
-
-def _attempt(delivery: Delivery) -> int | None:
-    """Return the number of this attempt; None if the queue does not count."""
-    if not delivery.redelivered:
-        return 1
-    count = delivery.facts.delivery_count
-    return None if not count else count + 1
