@@ -113,7 +113,7 @@ class Batches:
         async with self._source.batch(self.inbox, msgs, check, in_parts=True) as (session, first_time):
             yield session, _positions(first_time), outcomes
             if failed := [msgs[position] for position, outcome in outcomes.items() if outcome is not None]:
-                await self._source.in_unit(session, lambda unit: self.inbox.forget_in(unit, failed))
+                await self._source.in_unit(session, lambda unit: self.inbox.rows.forget(unit, failed))
 
     async def _in_savepoint(self, session: Any, ordinal: int, what: P, work: PartWork[P]) -> Outcome:
         on_connection = partial(self._source.on_connection, session)

@@ -44,10 +44,10 @@ class InboxCancellation:
     async def mark(self, ctx: Any) -> bool:
         """Record that the job is cancelled. False if its effect is committed. True if it was recorded now or before."""
         msg = self._received(ctx)
-        key = self._inbox.cancellation_key(msg)
+        key = self._inbox.rows.cancellation_key(msg)
 
         async def record(session: Any) -> None:
-            await self._source.in_unit(session, lambda unit: self._inbox.record_entry(unit, key, None))
+            await self._source.in_unit(session, lambda unit: self._inbox.rows.record(unit, key, None))
 
         return await self._source.effect_once(self._inbox, msg, record) or await self._is_marked(msg)
 
@@ -57,8 +57,8 @@ class InboxCancellation:
             raise JobCancelledError("the job was cancelled before this run", event=ctx.event, job_id=ctx.id)
 
     async def _is_marked(self, msg: Any) -> bool:
-        key = self._inbox.cancellation_key(msg)
-        return await self._source.read(lambda unit: self._inbox.has_row(unit, key))
+        key = self._inbox.rows.cancellation_key(msg)
+        return await self._source.read(lambda unit: self._inbox.rows.has_row(unit, key))
 
 
 def cancellable(

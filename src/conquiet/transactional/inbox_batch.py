@@ -2,7 +2,7 @@
 
     INSERT all keys ──┬─ all written ─────▶ all are new
                       └─ some exist ──────▶ read those; same digest, or none: duplicates
-                                            another digest: ``Inbox`` decides about each, as for a single message
+                                            another digest: ``InboxRows`` decides about each, as for a single message
                                             MySQL has written nothing then: INSERT the others
 
 Rows are written in the order of their ids, so two transactions with messages in common wait for each other and do not
@@ -24,7 +24,7 @@ from conquiet.transactional.schema import if_missing
 from conquiet.transactional.unit_of_work import UnitOfWork
 
 if TYPE_CHECKING:
-    from conquiet.transactional.inbox import Inbox
+    from conquiet.transactional.inbox_rows import InboxRows
 
 MAX_ROWS: Final = 1_000
 """Maximum rows of one statement."""
@@ -44,7 +44,7 @@ class InboxEntry(NamedTuple):
     digest: bytes | None
 
 
-def record_many(inbox: "Inbox", unit: UnitOfWork, entries: Sequence[InboxEntry]) -> list[bool]:
+def record_many(inbox: "InboxRows", unit: UnitOfWork, entries: Sequence[InboxEntry]) -> list[bool]:
     """Write the rows of these messages into the transaction; return for each whether it is the first time.
 
     Raises:
@@ -67,7 +67,7 @@ def record_many(inbox: "Inbox", unit: UnitOfWork, entries: Sequence[InboxEntry])
 
 
 def _decided(
-    inbox: "Inbox",
+    inbox: "InboxRows",
     unit: UnitOfWork,
     entries: Sequence[InboxEntry],
     known: dict[InboxKey, bytes | None],
@@ -91,16 +91,16 @@ def _decided(
             first_time.append(False)
         else:
             # Another message had this id before: rare, a clock was set back.
-            first_time.append(inbox.record_entry(unit, key, digest))
+            first_time.append(inbox.record(unit, key, digest))
     return first_time, counts
 
 
-def _write(inbox: "Inbox", unit: UnitOfWork, entries: dict[InboxKey, bytes | None]) -> "dict[InboxKey, tuple[Any]]":
+def _write(inbox: "InboxRows", unit: UnitOfWork, entries: dict[InboxKey, bytes | None]) -> "dict[InboxKey, tuple[Any]]":
     """Write the missing rows; return the digests of the existing ones, each in a tuple."""
     existing: dict[InboxKey, tuple[Any]] = {}
     for rows in _chunks(entries):
         if len(rows) == 1 or batch_statements(unit.dialect, inbox.table) is None:
-            existing |= {key: row for key, digest in rows if (row := inbox.write_entry(unit, key, digest)) is not None}
+            existing |= {key: row for key, digest in rows if (row := inbox.write(unit, key, digest)) is not None}
         else:
             there = _Writer(inbox, unit).write(rows)
             inbox.record_written(unit, dict(rows), there)
@@ -124,7 +124,7 @@ def _chunks(entries: dict[InboxKey, bytes | None]) -> Iterator[_Rows]:
 class _Writer:
     """Writes rows of one source and group."""
 
-    def __init__(self, inbox: "Inbox", unit: UnitOfWork) -> None:
+    def __init__(self, inbox: "InboxRows", unit: UnitOfWork) -> None:
         self._inbox = inbox
         self._unit = unit
 

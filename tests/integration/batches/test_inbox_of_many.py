@@ -13,6 +13,7 @@ from conquiet.errors import LifecycleError, MessageInProgressError
 from conquiet.queue.models import QueueMessage
 from conquiet.testing import wait_until
 from conquiet.transactional import Inbox
+from conquiet.transactional.unit_of_work import unit_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -96,7 +97,7 @@ def test_forgotten_messages_are_first_time_again(database: Database) -> None:
         msgs = messages("1-0", "2-0", "3-0")
         with inbox.once_many(session, msgs):
             pass
-        inbox.forget(session, [msgs[1]])
+        inbox.rows.forget(unit_of(session), [msgs[1]])
 
     assert record(database, msgs) == [False, True, False]
 

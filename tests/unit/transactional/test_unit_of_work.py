@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError
 from conquiet.queue.models import QueueMessage
-from conquiet.transactional import Inbox, Outbox
+from conquiet.transactional import Inbox, InboxKey, Outbox
 
 MESSAGE = QueueMessage("orders", "billing", "1-0", {})
 
@@ -79,6 +79,17 @@ async def test_a_second_transaction_finds_the_message(engine: Engine, async_engi
         async with Inbox().once(other, MESSAGE) as first_time:
             assert not first_time
         assert await Inbox().contains_async(other, MESSAGE)
+
+
+async def test_a_key_is_recorded_once_in_async_transactions(async_engine: AsyncEngine) -> None:
+    key = InboxKey("orders", "billing", "invoice-17")
+
+    recorded = []
+    for _ in range(2):
+        async with AsyncSession(async_engine) as session, session.begin():
+            recorded.append(await Inbox().record_async(session, key))
+
+    assert recorded == [True, False]
 
 
 def test_recording_twice_in_one_orm_transaction_is_an_error(engine: Engine) -> None:
