@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import redis.asyncio
@@ -31,6 +31,8 @@ from conquiet.processor import Processor, ProcessorSettings
 from conquiet.runtime import RuntimeSettings
 from conquiet.runtime.acknowledger import Acknowledger
 from conquiet.transactional import Inbox, batch_source, for_processor_batch, for_processor_shared_transaction
+from conquiet.transactional.inbox_rows import InboxRows
+from conquiet.transactional.unit_of_work import UnitOfWork
 
 SETTINGS: dict[str, Any] = json.loads(sys.argv[1])
 BUG: str = SETTINGS["bug"]
@@ -57,8 +59,8 @@ def pack(ids: Iterable[str]) -> list[Any]:
     return list(ids)
 
 
-class PointedInbox(Inbox):
-    def check_many(self, unit: Any, msgs: Any) -> list[bool]:
+class PointedRows(InboxRows):
+    def check_many(self, unit: UnitOfWork, msgs: Sequence[Any]) -> list[bool]:
         wire.handle(*pack(msg.id for msg in msgs))
         at("before-inbox")
         first_time = super().check_many(unit, msgs)
@@ -66,6 +68,12 @@ class PointedInbox(Inbox):
         if BUG == "no-inbox":
             return [True] * len(first_time)
         return first_time
+
+
+class PointedInbox(Inbox):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = PointedRows(self.table, None, compare=None)
 
 
 def plant() -> None:
