@@ -1,7 +1,7 @@
-"""Render docs/reliability.md from the ledger, or check it, or judge the kept histories again.
+"""Render docs/reliability.md and a sentence of the README from the ledger, check them, or judge the histories again.
 
-    python scripts/ledger.py             write the page
-    python scripts/ledger.py --check     exit code 1 if the page is not what the ledger says
+    python scripts/ledger.py             write them
+    python scripts/ledger.py --check     exit code 1 if they are not what the ledger says
     python scripts/ledger.py --judge     judge ledger/histories again, and compare with what the ledger says of them
 
 The ledger is a folder of JSON lines: one file for each storm, one line for each run, appended by tests/invariants and
@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import json
 import lzma
+import re
 import sys
 import tomllib
 from collections import defaultdict
@@ -29,6 +30,9 @@ import plant
 ROOT = Path(__file__).resolve().parent.parent
 LEDGER = ROOT / "ledger"
 PAGE = ROOT / "docs" / "reliability.md"
+README = ROOT / "README.md"
+_RESULT = re.compile(r"\*\*[\d,]+ faults, .*?\*\*", re.DOTALL)
+"""The sentence of the README."""
 OTHERS = {"planted", "simulation"}
 MAIN = ("lost", "effect twice", "stuck")
 """Anomalies with their own column."""
@@ -89,6 +93,11 @@ def render(ledger: Path = LEDGER) -> str:
     parts += [_simulation(read_lines(ledger / "simulation.jsonl"), planted)]
     parts += [_remarks(notes), _planted(planted), _bugs(notes), _not_covered(notes), _repeat(rows), _TAIL]
     return "\n\n".join(parts).rstrip() + "\n"
+
+
+def render_readme(page: str) -> str:
+    """Return the README with the result of the page."""
+    return _RESULT.sub(_RESULT.search(page)[0], README.read_text(encoding="utf-8"), count=1)  # type: ignore[index]
 
 
 def _head(rows: list[Row], planted: dict[str, Line]) -> str:
@@ -295,12 +304,14 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(wrong) or "every kept history is judged as the ledger says")
         return 1 if wrong else 0
     page = render()
+    rendered = {PAGE: page, README: render_readme(page)}
     if options.check:
-        if PAGE.read_text(encoding="utf-8") != page:
-            print("docs/reliability.md is not what the ledger says: run python scripts/ledger.py")
-            return 1
-        return 0
-    PAGE.write_text(page, encoding="utf-8")
+        wrong = [path.name for path, text in rendered.items() if path.read_text(encoding="utf-8") != text]
+        if wrong:
+            print(f"{', '.join(wrong)}: not what the ledger says: run python scripts/ledger.py")
+        return 1 if wrong else 0
+    for path, text in rendered.items():
+        path.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -15,7 +15,9 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_page_is_what_the_ledger_says() -> None:
-    assert ledger.PAGE.read_text(encoding="utf-8") == ledger.render(), "run python scripts/ledger.py"
+    page = ledger.render()
+    assert ledger.PAGE.read_text(encoding="utf-8") == page, "run python scripts/ledger.py"
+    assert ledger.README.read_text(encoding="utf-8") == ledger.render_readme(page), "run python scripts/ledger.py"
 
 
 def test_the_kept_histories_are_judged_as_the_ledger_says() -> None:
