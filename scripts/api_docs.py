@@ -75,9 +75,9 @@ def public_names(module: ModuleType) -> list[str]:
 
 
 def public_objects() -> Iterator[tuple[str, str, Any]]:
-    """Yield module, name and object of everything public, each object once."""
+    """Yield module, name and object of everything public, each object once; under the root what only it exports."""
     seen: set[int] = set()
-    for module_name in MODULES:
+    for module_name in [*MODULES, ROOT]:
         module = import_module(module_name)
         for name in public_names(module):
             value = getattr(module, name)
@@ -321,7 +321,8 @@ def _entry(name: str, value: Any) -> list[str]:
 def render() -> str:
     """Return the whole page."""
     root = import_module(ROOT)
-    homes = {id(value): module for module, _, value in public_objects()}
+    objects = list(public_objects())
+    homes = {id(value): module for module, _, value in objects}
     lines = [
         "# API",
         "",
@@ -337,15 +338,16 @@ def render() -> str:
     ]
     for name in public_names(root):
         value = getattr(root, name)
-        home = homes.get(id(value), ROOT)
+        home = homes[id(value)]
         lines.append(f"| [`{name}`](#{name.lower()}) | [{home}]({_anchor(home)}) | {_row(summary(value))} |")
     lines.append("")
-    current = ""
-    for module_name, name, value in public_objects():
-        if module_name != current:
-            current = module_name
+    for module_name, group in itertools.groupby(
+        sorted(objects, key=lambda each: each[0] != ROOT), key=lambda each: each[0]
+    ):
+        if module_name != ROOT:
             lines += [f"## {module_name}", "", summary(import_module(module_name)), ""]
-        lines += _entry(name, value)
+        for _, name, value in group:
+            lines += _entry(name, value)
     return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()).rstrip() + "\n"
 
 

@@ -26,7 +26,7 @@ from conquiet.runtime.acknowledger import AckBatch
 CHANCE = 0.02
 POINTS = (
     "before effect", "after effect", "before acknowledgement", "after acknowledgement", "before retry", "after retry",
-    "after tick",
+    "after promote_due",
 )  # fmt: skip
 
 record = Recorder("")

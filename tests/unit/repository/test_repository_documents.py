@@ -7,6 +7,7 @@ import itertools
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +43,25 @@ def decision_notes() -> list[Path]:
     return sorted(DECISIONS.glob("[0-9]*.md"))
 
 
-def relative_links(text: str) -> Iterator[str]:
-    """Yield the targets of Markdown links that point into the repository, without their fragment.
+def relative_links(text: str) -> Iterator[tuple[str, str]]:
+    """Yield file and fragment of Markdown links that point into the repository; the file is "" for this one.
 
     Code is left out first, except for the words of a link written as code: ``[`name`](file)`` is a link.
     """
     without_code = CODE.sub("code", text)
     for target in LINK.findall(without_code):
-        path = target.partition("#")[0]
-        if path and not ABSOLUTE.match(path):
-            yield path
+        path, _, fragment = target.partition("#")
+        if not ABSOLUTE.match(path):
+            yield path, fragment
+
+
+@cache
+def anchors(document: Path) -> set[str]:
+    """Return the fragments of the headings of a document, as the site makes them."""
+    without_blocks = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", without_blocks, re.MULTILINE)
+    plain = (LINK.sub("", title.lower().replace("[", "")) for title in titles)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title).strip()) for title in plain}
 
 
 @pytest.fixture
@@ -183,14 +193,13 @@ def test_the_workflow_covers_every_python_the_package_claims(ci_job: dict[str, A
 
 
 @pytest.mark.parametrize("document", documents(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_relative_link_leads_to_a_file_of_the_repository(document: Path) -> None:
-    targets = relative_links(document.read_text(encoding="utf-8"))
+def test_every_relative_link_leads_to_a_heading_or_file_of_the_repository(document: Path) -> None:
+    outside_or_missing = []
+    for path, fragment in relative_links(document.read_text(encoding="utf-8")):
+        place = (document.parent / path).resolve() if path else document
+        if not place.exists() or not place.is_relative_to(ROOT) or (fragment and fragment not in anchors(place)):
+            outside_or_missing.append(f"{path}#{fragment}")
 
-    outside_or_missing = [
-        target
-        for target in targets
-        if not (place := (document.parent / target).resolve()).exists() or not place.is_relative_to(ROOT)
-    ]
     assert outside_or_missing == []
 
 
@@ -205,7 +214,7 @@ def test_links_are_found_in_prose_but_not_inside_code() -> None:
     """The check above would pass on anything if this did not hold."""
     text = "[a](x.md) [`b`](y.md#part) [c](https://example.org) [d](#here) `[e](z.md)`\n```\n[f](w.md)\n```\n"
 
-    assert list(relative_links(text)) == ["x.md", "y.md"]
+    assert list(relative_links(text)) == [("x.md", ""), ("y.md", "part"), ("", "here")]
 
 
 def test_the_index_of_decisions_lists_every_note_once_with_its_own_title() -> None:
