@@ -10,7 +10,8 @@ A primary that only refuses writes (``read_only``) keeps its connections: the ap
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 from tests.invariants.histories import History
 from tests.invariants.test_a_promoted_database_loses_nothing import promote_under_work
 
-from conquiet.testing import FaultProxy, wait_until
+from conquiet.testing import FaultProxy, MySQLFlavour, wait_until
 from conquiet.testing.mysql import MySQLServer
 
 PROMOTIONS = int(os.environ.get("CONQUIET_FAILOVERS", "20"))
@@ -125,15 +126,22 @@ def end_of(primary: MySQLServer) -> tuple[str, int]:
     return found["File"], found["Position"]
 
 
+@pytest.fixture
+def private_mariadb() -> Iterator[Callable[..., MySQLServer]]:
+    """Yield a factory of MariaDB servers: MySQL replicates by other words."""
+    with ExitStack() as servers:
+        yield lambda **options: servers.enter_context(MySQLServer(flavour=MySQLFlavour.MARIADB, **options))
+
+
 @pytest.mark.timeout(1_800)
 async def test_an_application_goes_on_with_the_promoted_mariadb(
-    private_mysql: Callable[..., MySQLServer],
+    private_mariadb: Callable[..., MySQLServer],
     redis_url: str,
     key_prefix: str,
     new_history: Callable[..., History],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    primary = private_mysql(extra_args=(*SEMI_SYNC, "--server-id=1"))
+    primary = private_mariadb(extra_args=(*SEMI_SYNC, "--server-id=1"))
     with Address(primary.host, primary.port) as address:
-        pair = await asyncio.to_thread(MariaDbPair, private_mysql, address, primary)
+        pair = await asyncio.to_thread(MariaDbPair, private_mariadb, address, primary)
         await promote_under_work(pair, PROMOTIONS, redis_url, key_prefix, new_history, monkeypatch.setattr)
