@@ -36,6 +36,7 @@ from conquiet.core.backoff import Backoff
 from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
+from conquiet.core.threads import call_in_daemon_thread
 from conquiet.core.validation import require_text
 from conquiet.errors import ConfigurationError, LifecycleError, QueueError
 from conquiet.metrics.registry import (
@@ -150,7 +151,8 @@ class StreamHousekeeper(ClosedAfterUse):
         deadline = self._begin_close(timeout_s)
         while self._is_running(deadline):
             time.sleep(_POLL_S)
-        asyncio.run(self._topology.close())
+        # In a thread, because the caller may be a coroutine, whose event loop runs already.
+        call_in_daemon_thread("conquiet-close", lambda: asyncio.run(self._topology.close())).result()
 
     async def aclose(self, *, timeout_s: float = 2.0) -> None:
         """Do what ``close`` does, without blocking the event loop."""
