@@ -443,16 +443,24 @@ def test_a_worker_without_recover_leaves_what_failed_and_raises_an_outage(
     assert list(pending()) == [message_id]
 
 
+async def put_aside(error: Exception) -> None:
+    raise AssertionError(error)
+
+
 def test_a_worker_refuses_at_once_what_cannot_work(make_consumer: MakeConsumer, engine: Engine) -> None:
     consumer = make_consumer()
     nothing: Any = object()
-
-    for wrong in (
+    mistakes: list[dict[str, Any]] = [
         {"consumer": nothing, "handler": record, "engine": engine},
         {"consumer": consumer, "handler": nothing, "engine": engine},
         {"consumer": consumer, "handler": record, "engine": nothing},
         {"consumer": consumer, "handler": record, "engine": engine, "inbox": nothing},
-    ):
+        {"consumer": consumer, "handler": record, "engine": engine, "on_malformed": nothing},
+        {"consumer": consumer, "handler": record, "engine": engine, "on_malformed": put_aside},
+        {"consumer": consumer, "handler": record, "engine": engine, "on_malformed": lambda: None},
+    ]
+
+    for wrong in mistakes:
         with pytest.raises(ConfigurationError):
             QueueWorker(wrong.pop("consumer"), **wrong)
 
