@@ -131,7 +131,8 @@ def scored(raw: Any) -> list[tuple[bytes, bytes]]:
 
 def info_fields(raw: Any) -> dict[str, str]:
     """Return the fields of an INFO reply."""
-    return dict(line.split(":", 1) for line in text(raw).splitlines() if ":" in line and not line.startswith("#"))
+    lines = raw.decode(errors="replace").splitlines()  # its paths need not be UTF-8
+    return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
 
 
 def server_ms(raw: Any) -> int:
