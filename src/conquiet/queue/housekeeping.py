@@ -36,6 +36,7 @@ from conquiet.core.backoff import Backoff
 from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
+from conquiet.core.threads import call_in_daemon_thread
 from conquiet.core.validation import require_text
 from conquiet.errors import ConfigurationError, LifecycleError, QueueError
 from conquiet.metrics.registry import (
@@ -146,11 +147,19 @@ class StreamHousekeeper(ClosedAfterUse):
         self._thread.start()
 
     def close(self, *, timeout_s: float = 2.0) -> None:
-        """End the thread, release the leases and close the connections. A second call does nothing."""
+        """End the thread, release the leases and close the connections. A second call does nothing.
+
+        Blocks for up to ``timeout_s``: in an event loop, use ``aclose``.
+        """
         deadline = self._begin_close(timeout_s)
         while self._is_running(deadline):
             time.sleep(_POLL_S)
-        asyncio.run(self._topology.close())
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self._close_topology()
+        else:  # a thread cannot run a second event loop
+            call_in_daemon_thread("conquiet-closing", self._close_topology).result()
 
     async def aclose(self, *, timeout_s: float = 2.0) -> None:
         """Do what ``close`` does, without blocking the event loop."""
@@ -162,6 +171,9 @@ class StreamHousekeeper(ClosedAfterUse):
     def __enter__(self) -> Self:
         self.start()
         return self
+
+    def _close_topology(self) -> None:
+        asyncio.run(self._topology.close())
 
     def _begin_close(self, timeout_s: float) -> float:
         self._stopping.set()

@@ -15,6 +15,7 @@ import pytest
 from redis import Redis
 
 from conquiet.core.backoff import Backoff
+from conquiet.errors import LifecycleError
 from conquiet.queue import Retention, StreamHousekeeper, housekeeping
 from conquiet.redis_transport.liveness import housekeeping_key, liveness_key, registry_key
 from conquiet.redis_transport.retention_scripts import REMOVE_DEAD_NAMES, TRIM
@@ -422,3 +423,11 @@ def test_closing_twice_or_before_the_start_is_harmless(raw: Redis, stream: str) 
     housekeeper = StreamHousekeeper(raw, [stream])
     with contextlib.closing(housekeeper):
         housekeeper.close()
+
+
+async def test_a_block_inside_an_event_loop_closes_the_housekeeper(redis_url: str, stream: str) -> None:
+    with Redis.from_url(redis_url) as client, StreamHousekeeper(client, [stream], retention=QUICK) as housekeeper:
+        pass
+
+    with pytest.raises(LifecycleError):
+        housekeeper.start()
