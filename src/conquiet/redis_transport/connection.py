@@ -105,6 +105,7 @@ class RedisConnection(ClosedAfterUse):
     ) -> Any:
         idle = self._idle if wait_s <= self._longest_wait_s else self._idle_long_timeout
         connection = None
+        outlives_abort = self._aborted and not wait_s
         try:
             connection = self._take(idle, wait_s)
             connection.send_packed_command((packed,), check_health=False)
@@ -118,8 +119,9 @@ class RedisConnection(ClosedAfterUse):
                 self._discard(connection)
             if isinstance(error, RedisError | OSError):
                 sent = connection is not None
-                if sent and self._aborted:
-                    error = AbortedError("aborted by a forced stop")
+                if self._aborted and not outlives_abort:
+                    # The traceback tells whether the command was sent.
+                    error = AbortedError("aborted by a forced stop").with_traceback(error.__traceback__)
                 raise translate(error, stream=stream, group=group, command=command, sent=sent) from error
             raise
         self._put_back(idle, connection, () if replies is None else reply)

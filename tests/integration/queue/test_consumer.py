@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import pytest
 from sqlalchemy import create_engine
@@ -13,7 +14,7 @@ from tests.redis_clients import RawRedis
 from conquiet.core.lifecycle import BlockingLifecycle, Status
 from conquiet.errors import GroupMissingError, LifecycleError, MalformedMessageError, QueueError
 from conquiet.queue import QueueConsumer, QueueWorker, RedisStreamsQueue
-from conquiet.testing import wait_until
+from conquiet.testing import FaultProxy, wait_until
 
 PendingOf = Callable[..., dict[str, tuple[str, int]]]
 Commands = Callable[[], dict[str, int]]
@@ -242,6 +243,30 @@ def test_after_stop_nothing_is_read(consumer: QueueConsumer, commands_of: Comman
     assert consumer.next() is None
     assert list(consumer.iter_messages()) == []
     assert "xreadgroup" not in commands_of()
+
+
+def test_a_forced_stop_during_a_log_in_ends_run_without_an_error(
+    make_consumer: MakeConsumer, connect: Callable[..., Any], redis_url: str
+) -> None:
+    """Nothing failed: the log-in was aborted by the stop. The other workers end in the same way."""
+    parts = urlsplit(redis_url)
+    with FaultProxy(str(parts.hostname), int(parts.port or 6379)) as proxy:
+        consumer = make_consumer(client=connect(proxy.url_for(redis_url)), command_timeout_s=60.0)
+        proxy.stall()
+        consumer.queue._connection._close_idle()  # as after a restart of the server
+        before = proxy.counters.connections
+
+        def stop_twice() -> None:
+            wait_until(lambda: proxy.counters.connections > before)
+            consumer.stop()
+            consumer.stop()
+
+        stopping = threading.Thread(target=stop_twice)
+        stopping.start()
+        consumer.run(handler=lambda msg, session: None, engine=create_engine("sqlite://"))
+        stopping.join(10)
+
+    assert consumer.health().status is Status.STOPPED
 
 
 @pytest.mark.parametrize(

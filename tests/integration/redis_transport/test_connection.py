@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -12,7 +13,8 @@ from conquiet.errors import LifecycleError, QueueError
 from conquiet.redis_transport.client import clone_sync
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.connection import RedisConnection
-from conquiet.testing import RedisServer
+from conquiet.redis_transport.errors import is_aborted
+from conquiet.testing import FaultProxy, RedisServer
 
 
 @pytest.fixture
@@ -92,3 +94,21 @@ def test_an_abort_ends_a_log_in_that_gets_no_reply() -> None:
             peer.close()
     assert isinstance(error, QueueError)
     assert not error.in_doubt, "the command itself was never sent"
+    assert is_aborted(error)
+
+
+def test_a_reply_lost_after_an_abort_was_not_aborted(redis_url: str) -> None:
+    """The acknowledgement of a handler that outlived a forced stop: its failure is reported like any other."""
+    parts = urlsplit(redis_url)
+    with (
+        FaultProxy(str(parts.hostname), int(parts.port or 6379)) as proxy,
+        redis.Redis.from_url(proxy.url_for(redis_url)) as given,
+        RedisConnection(clone_sync(given)) as connection,
+    ):
+        connection.abort()
+        proxy.cut_reply_after(0, after_request_matching=b"ECHO")
+        with pytest.raises(QueueError) as caught:
+            connection.call("ECHO", pack("ECHO", "x"))
+
+    assert caught.value.in_doubt
+    assert not is_aborted(caught.value)
