@@ -290,10 +290,14 @@ class QueueConsumer(ClosedAfterUse):
 
     def run_with(self, runner: MessageRunner, outage: Outage | None) -> None:
         """Run a prepared runner until stopped, and keep ``health()`` up to date."""
-        self._outage = outage
-        self._run(runner, lambda: runner.run(outage))
+        self._run(runner, lambda: runner.run(outage), outage)
 
-    def _run(self, runner: MessageRunner | BatchMessageRunner, until_stopped: Callable[[], None]) -> None:
+    def _run(
+        self,
+        runner: MessageRunner | BatchMessageRunner,
+        until_stopped: Callable[[], None],
+        outage: Outage | None = None,
+    ) -> None:
         self._require_open()
         if self._stopping:
             return
@@ -302,7 +306,7 @@ class QueueConsumer(ClosedAfterUse):
             run_status = BlockingLifecycle("this QueueConsumer")
         run_status.start()
         self._run_status = run_status  # only now: a stop() that arrives meanwhile must not make the start fail
-        self._runner = runner
+        self._runner, self._outage = runner, outage
         try:
             if not self._stopping:
                 until_stopped()

@@ -443,6 +443,26 @@ def test_a_worker_without_recover_leaves_what_failed_and_raises_an_outage(
     assert list(pending()) == [message_id]
 
 
+def test_an_outage_of_an_earlier_run_does_not_pause_the_next(make_consumer: MakeConsumer, engine: Engine) -> None:
+    consumer = make_consumer()
+    consumer.queue.enqueue_many([{"n": 1}, {"n": 2}])
+    reasons: list[str] = []
+
+    def look(msgs: list[QueueMessage], session: DbSession) -> None:
+        reasons.append(consumer.health().reason)
+        consumer.stop()
+
+    with pytest.raises(ValueError, match="twice"):
+        consumer.run(
+            handler=Flaky(consumer, [DatabaseUnavailableError("away"), ValueError("twice")]),
+            engine=engine,
+            recover=True,
+        )
+    consumer.run_batches(handler=look, engine=engine)
+
+    assert reasons == [""]
+
+
 async def put_aside(error: Exception) -> None:
     raise AssertionError(error)
 
