@@ -74,8 +74,9 @@ def pending_rows(raw: Any) -> list[Pending]:
 
 
 def pending_of(raw: Any, consumer: str) -> int:
-    """Return the number of a consumer's entries from the summary of XPENDING."""
-    return sum(int(count) for name, count in raw[3] or () if text(name) == consumer)
+    """Return the number of pending entries of a consumer from the summary of XPENDING."""
+    own = consumer.encode()  # names of other programs need not be UTF-8
+    return sum(int(count) for name, count in raw[3] or () if name == own)
 
 
 def consumer_infos(raw: Any) -> list[ConsumerInfo]:

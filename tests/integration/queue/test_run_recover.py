@@ -168,6 +168,19 @@ def test_without_recover_a_start_says_how_many_messages_it_leaves_pending(
     assert commands_of()["xpending"] <= 3  # one for each start, and the test's own
 
 
+def test_a_foreign_consumer_name_that_is_not_utf_8_prevents_no_run(
+    make_consumer: MakeConsumer, engine: Engine, raw: RawRedis, stream: str
+) -> None:
+    consumer = make_consumer()
+    consumer.queue.enqueue_many([{"n": 1}, {"n": 2}])
+    raw.xreadgroup("billing", b"\xff\xfe", {stream: ">"}, count=1)
+    handler = Until(consumer, last=1)
+
+    consumer.run(handler=handler, engine=engine)
+
+    assert consumer.health().handled == 1
+
+
 def test_a_start_without_the_right_to_look_reads_all_the_same(
     private_redis: Callable[..., RedisServer], connect: Connect, make_consumer: MakeConsumer, engine: Engine
 ) -> None:
