@@ -50,6 +50,7 @@ class RedisConnection(ClosedAfterUse):
         self._pid = os.getpid()
         self._closed = False
         self._aborted = False
+        self._abort_ended = False
 
     def call(self, command: str, packed: bytes, *, stream: str = "", group: str = "", wait_s: float = 0.0) -> Any:
         """Send one packed command and return its reply.
@@ -99,13 +100,14 @@ class RedisConnection(ClosedAfterUse):
         self._close_idle()
         for connection in (*self._opening, *self._opened):
             _shut_down(connection)
+        self._abort_ended = True
 
     def _exchange(
         self, command: str, packed: bytes, replies: int | None, wait_s: float, stream: str, group: str
     ) -> Any:
         idle = self._idle if wait_s <= self._longest_wait_s else self._idle_long_timeout
         connection = None
-        outlives_abort = self._aborted and not wait_s
+        outlives_abort = self._abort_ended and not wait_s  # while abort() runs, it may still shut this call down
         try:
             connection = self._take(idle, wait_s)
             connection.send_packed_command((packed,), check_health=False)
@@ -175,11 +177,12 @@ class RedisConnection(ClosedAfterUse):
         return bool(connection.socket_timeout >= needed)
 
     def _put_back(self, idle: deque[tuple[Any, float]], connection: Any, replies: Sequence[Any]) -> None:
-        if replies and any(isinstance(reply, ReadOnlyError) for reply in replies):
-            self._discard(connection)  # to a master that is a replica now: its address may lead to the new master
+        is_replica = replies and any(isinstance(reply, ReadOnlyError) for reply in replies)
+        if is_replica or self._aborted:  # the address may lead to a new master by now; abort() shuts the socket down
+            self._discard(connection)
             return
         idle.append((connection, time.monotonic()))
-        if self._closed:  # closed during the call; checked after the append, so that close() cannot miss it
+        if self._closed or self._aborted:  # during the call; checked after the append, so that none can be missed
             self._close_idle()
 
     def _discard(self, connection: Any) -> None:
