@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import pytest
 from sqlalchemy import create_engine
@@ -246,25 +245,24 @@ def test_after_stop_nothing_is_read(consumer: QueueConsumer, commands_of: Comman
 
 
 def test_a_forced_stop_during_a_log_in_ends_run_without_an_error(
-    make_consumer: MakeConsumer, connect: Callable[..., Any], redis_url: str
+    make_consumer: MakeConsumer, connect: Callable[..., Any], fault_proxy: Callable[[str], FaultProxy], redis_url: str
 ) -> None:
     """Nothing failed: the log-in was aborted by the stop. The other workers end in the same way."""
-    parts = urlsplit(redis_url)
-    with FaultProxy(str(parts.hostname), int(parts.port or 6379)) as proxy:
-        consumer = make_consumer(client=connect(proxy.url_for(redis_url)), command_timeout_s=60.0)
-        proxy.stall()
-        consumer.queue._connection._close_idle()  # as after a restart of the server
-        before = proxy.counters.connections
+    proxy = fault_proxy(redis_url)
+    consumer = make_consumer(client=connect(proxy.url_for(redis_url)), command_timeout_s=60.0)
+    proxy.stall()
+    consumer.queue._connection._close_idle()  # as after a restart of the server
+    before = proxy.counters.connections
 
-        def stop_twice() -> None:
-            wait_until(lambda: proxy.counters.connections > before)
-            consumer.stop()
-            consumer.stop()
+    def stop_twice() -> None:
+        wait_until(lambda: proxy.counters.connections > before)
+        consumer.stop()
+        consumer.stop()
 
-        stopping = threading.Thread(target=stop_twice)
-        stopping.start()
-        consumer.run(handler=lambda msg, session: None, engine=create_engine("sqlite://"))
-        stopping.join(10)
+    stopping = threading.Thread(target=stop_twice)
+    stopping.start()
+    consumer.run(handler=lambda msg, session: None, engine=create_engine("sqlite://"))
+    stopping.join(10)
 
     assert consumer.health().status is Status.STOPPED
 

@@ -3,7 +3,6 @@
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -97,11 +96,10 @@ def test_an_abort_ends_a_log_in_that_gets_no_reply() -> None:
     assert is_aborted(error)
 
 
-def test_a_reply_lost_after_an_abort_was_not_aborted(redis_url: str) -> None:
+def test_a_reply_lost_after_an_abort_was_not_aborted(fault_proxy: Callable[[str], FaultProxy], redis_url: str) -> None:
     """The acknowledgement of a handler that outlived a forced stop: its failure is reported like any other."""
-    parts = urlsplit(redis_url)
+    proxy = fault_proxy(redis_url)
     with (
-        FaultProxy(str(parts.hostname), int(parts.port or 6379)) as proxy,
         redis.Redis.from_url(proxy.url_for(redis_url)) as given,
         RedisConnection(clone_sync(given)) as connection,
     ):
