@@ -18,7 +18,7 @@ from conquiet.core.deduplicator import Deduplicator
 from conquiet.core.lifecycle import BlockingLifecycle, Health, Status, sleep_unless
 from conquiet.core.log import FactLogger
 from conquiet.core.validation import require_seconds
-from conquiet.errors import ConfigurationError, QueueError
+from conquiet.errors import ConfigurationError, LifecycleError, QueueError
 from conquiet.queue.batch_runner import BatchInboxProtocol, BatchMessageRunner, QueueBatchHandler
 from conquiet.queue.models import Backlog, MessageBatch, QueueMessage
 from conquiet.queue.outage import Outage
@@ -69,6 +69,7 @@ class QueueConsumer(ClosedAfterUse):
         self._stopping = False
         self._stop_requested = False
         self._closes_at_end = False
+        self._is_closed = False
         self._run_status = BlockingLifecycle("this QueueConsumer")
         self._outage: Outage | None = None
         self._runner: MessageRunner | BatchMessageRunner | None = None
@@ -136,6 +137,7 @@ class QueueConsumer(ClosedAfterUse):
         self._release()
 
     def _release(self) -> None:
+        self._is_closed = True
         if self._handlers is not None:
             self._handlers.restore()
         self.queue.close()
@@ -152,13 +154,21 @@ class QueueConsumer(ClosedAfterUse):
         Raises:
             MalformedMessageError: An entry breaks the format. It is pending; the next call reads the next entry.
             QueueError: Redis failed. Nothing is retried.
+            LifecycleError: The consumer is closed.
         """
+        self._require_open()
         found = self._read(block_ms)
         return found[0] if found else None
 
     def next_batch(self, count: int, *, block_ms: int | None = None) -> MessageBatch:
         """Wait for new messages and return up to ``count`` of them; an empty batch if none came. See ``next``."""
+        self._require_open()
         return self._read(block_ms, count)
+
+    def _require_open(self) -> None:
+        # After a stop a read returns nothing. After close() that would hide the mistake, and a loop would never end.
+        if self._is_closed:
+            raise LifecycleError("this QueueConsumer is closed; create a new one")
 
     def _read(self, block_ms: int | None, *count: int) -> MessageBatch:
         total_ms = self.config.block_ms if block_ms is None else block_ms
@@ -181,6 +191,7 @@ class QueueConsumer(ClosedAfterUse):
 
     def iter_messages(self) -> Iterator[QueueMessage]:
         """Yield new messages until stopped. The caller acknowledges each. SPEC(000 §7)."""
+        self._require_open()
         while not self._stopping:
             msg = self.next()
             if msg is not None:
@@ -279,18 +290,26 @@ class QueueConsumer(ClosedAfterUse):
 
     def run_with(self, runner: MessageRunner, outage: Outage | None) -> None:
         """Run a prepared runner until stopped, and keep ``health()`` up to date."""
-        self._outage = outage
-        self._run(runner, lambda: runner.run(outage))
+        self._run(runner, lambda: runner.run(outage), outage)
 
-    def _run(self, runner: MessageRunner | BatchMessageRunner, until_stopped: Callable[[], None]) -> None:
+    def _run(
+        self,
+        runner: MessageRunner | BatchMessageRunner,
+        until_stopped: Callable[[], None],
+        outage: Outage | None = None,
+    ) -> None:
+        self._require_open()
         if self._stopping:
             return
-        if self._run_status.status is Status.STOPPED:  # an earlier run has raised: the caller may run it again
-            self._run_status = BlockingLifecycle("this QueueConsumer")
-        self._run_status.start()
-        self._runner = runner
+        run_status = self._run_status
+        if run_status.status in {Status.NEW, Status.STOPPED}:  # STOPPED: an earlier run has raised
+            run_status = BlockingLifecycle("this QueueConsumer")
+        run_status.start()
+        self._run_status = run_status  # only now: a stop() that arrives meanwhile must not make the start fail
+        self._runner, self._outage = runner, outage
         try:
-            until_stopped()
+            if not self._stopping:
+                until_stopped()
         except QueueError as error:
             if not is_aborted(error):
                 raise

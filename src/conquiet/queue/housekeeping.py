@@ -34,6 +34,7 @@ from typing import Any, Final, Self
 
 from conquiet.core.backoff import Backoff
 from conquiet.core.closing import ClosedAfterUse
+from conquiet.core.functions import require_plain_function
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
 from conquiet.core.threads import call_in_daemon_thread
@@ -116,6 +117,8 @@ class StreamHousekeeper(ClosedAfterUse):
         if isinstance(streams, str) or not streams:
             raise ConfigurationError("streams must be a list of at least one stream name")
         require_retention(retention)
+        if messages_read is not None:
+            require_plain_function("messages_read", messages_read)
         self._streams = tuple(require_text("streams", stream) for stream in streams)
         self._group = None if group is None else require_text("group", group)
         self._retention = retention
@@ -147,7 +150,10 @@ class StreamHousekeeper(ClosedAfterUse):
         self._thread.start()
 
     def close(self, *, timeout_s: float = 2.0) -> None:
-        """End the thread, release the leases and close the connections. A second call does nothing."""
+        """End the thread, release the leases and close the connections. A second call does nothing.
+
+        Blocks for up to ``timeout_s``: in an event loop, use ``aclose``.
+        """
         deadline = self._begin_close(timeout_s)
         while self._is_running(deadline):
             time.sleep(_POLL_S)

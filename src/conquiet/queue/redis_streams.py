@@ -283,6 +283,12 @@ class RedisStreamsQueue(EntryWriter):
             raise self._refusal(command, "needs an entry id such as 1700000000000-0")
 
     def _check_same_queue(self, command: str, msg: QueueMessage) -> None:
+        if not isinstance(msg, QueueMessage):
+            raise self._refusal(
+                command,
+                f"needs a message of this queue, got a {type(msg).__name__}. next() returns None if no message came, "
+                "and ack_id() acknowledges by id",
+            )
         # Ids of two streams can be equal: on the wrong stream this would acknowledge another entry.
         if msg.stream != self._stream or msg.group != self._group:
             raise self._refusal(

@@ -67,6 +67,9 @@ class ConsumerRunner:
             raise ConfigurationError(
                 f"inbox must be an Inbox(), or another object with {self._checks_by}(session, {self._takes})"
             )
+        if on_malformed is not None:
+            require_plain_function("on_malformed", on_malformed)
+            require_arguments("on_malformed", on_malformed, "error")
         DbSession(engine)  # opens nothing, but refuses an unusable engine
         self._open_session = functools.partial(DbSession, engine)
         self._consumer = consumer

@@ -1,10 +1,14 @@
-"""Report a connection that the server has closed as redis-py's ``ConnectionError`` on every release of Python.
+"""Report a connection that the server has closed as redis-py's ``ConnectionError`` on every event loop.
 
-redis-py's asyncio connections write with ``writelines``. In some releases of Python 3.12 (3.12.1 for one) that raises
-an ``AttributeError`` once asyncio has closed the transport: the transport no longer has its event loop, and still tries
-to wait for the socket. redis-py passes the error on, and an outage of the server would look like a fault of the
-program. Nothing has been written then. But the error is raised from the same place as the error of a lost reply, so the
-caller treats it as a lost reply.
+redis-py's asyncio connections write with ``writelines``. Once the transport is closed, that raises
+
+    RuntimeError       on uvloop
+    AttributeError     in some releases of Python 3.12 (3.12.1 for one): the transport no longer has its event loop, and
+                       still tries to wait for the socket
+
+redis-py passes these errors on, and an outage of the server would look like a fault of the program. Nothing has been
+written then. But the error is raised from the same place as the error of a lost reply, so the caller treats it as a
+lost reply.
 
 A second fault is corrected at the same place: up to Python 3.11 a cancellation is swallowed if it arrives when a
 command has just been written (``core.task_cancellation``). The log-in of a new connection would then wait for replies
@@ -20,6 +24,7 @@ import redis.exceptions
 from conquiet.core.task_cancellation import reraise_swallowed_cancellation
 
 _WAITS_FOR_THE_SOCKET = "_add_writer"
+_UVLOOP = "the handler is closed"
 
 
 class ReportsClosedTransport:
@@ -35,7 +40,7 @@ class ReportsClosedTransport:
         """See redis-py. Queries a Sentinel, over a connection that may have been closed."""
         try:
             return await super().connect(*args, **kwargs)  # type: ignore[misc]
-        except AttributeError as error:
+        except (AttributeError, RuntimeError) as error:
             if not _is_closed_transport(error):
                 raise
             raise _closed() from error
@@ -48,7 +53,7 @@ class ReportsClosedTransport:
         except asyncio.CancelledError:
             await self.disconnect(nowait=True)  # type: ignore[attr-defined]
             raise
-        except AttributeError as error:
+        except (AttributeError, RuntimeError) as error:
             if not _is_closed_transport(error):
                 raise
             raise _closed() from error
@@ -65,8 +70,10 @@ def plain_class(connection_class: type) -> type:
     return connection_class.plain_class if issubclass(connection_class, ReportsClosedTransport) else connection_class
 
 
-def _is_closed_transport(error: AttributeError) -> bool:
-    """Return False for any other ``AttributeError``: that is a fault of a program."""
+def _is_closed_transport(error: AttributeError | RuntimeError) -> bool:
+    """Return False for any other error of these classes: that is a fault of a program."""
+    if isinstance(error, RuntimeError):
+        return str(error).endswith(_UVLOOP)
     return error.name == _WAITS_FOR_THE_SOCKET and error.obj is None
 
 

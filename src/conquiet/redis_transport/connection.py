@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 
 from conquiet.core.closing import ClosedAfterUse
 from conquiet.errors import LifecycleError
@@ -49,6 +50,7 @@ class RedisConnection(ClosedAfterUse):
         self._pid = os.getpid()
         self._closed = False
         self._aborted = False
+        self._abort_ended = False
 
     def call(self, command: str, packed: bytes, *, stream: str = "", group: str = "", wait_s: float = 0.0) -> Any:
         """Send one packed command and return its reply.
@@ -98,32 +100,33 @@ class RedisConnection(ClosedAfterUse):
         self._close_idle()
         for connection in (*self._opening, *self._opened):
             _shut_down(connection)
+        self._abort_ended = True
 
     def _exchange(
         self, command: str, packed: bytes, replies: int | None, wait_s: float, stream: str, group: str
     ) -> Any:
         idle = self._idle if wait_s <= self._longest_wait_s else self._idle_long_timeout
         connection = None
+        outlives_abort = self._abort_ended and not wait_s  # while abort() runs, it may still shut this call down
         try:
             connection = self._take(idle, wait_s)
             connection.send_packed_command((packed,), check_health=False)
             reply = connection.read_response() if replies is None else _read_all(connection, replies)
         except ResponseError as error:
             if connection is not None:
-                self._put_back(idle, connection)
+                self._put_back(idle, connection, [error])
             raise translate(error, stream=stream, group=group, command=command, sent=connection is not None) from error
         except BaseException as error:
             if connection is not None:
-                connection.disconnect()
-                # The others were opened to the same server and are likely as dead.
-                self._close_idle()
+                self._discard(connection)
             if isinstance(error, RedisError | OSError):
                 sent = connection is not None
-                if sent and self._aborted:
-                    error = AbortedError("aborted by a forced stop")
+                if self._aborted and not outlives_abort:
+                    # The traceback tells whether the command was sent.
+                    error = AbortedError("aborted by a forced stop").with_traceback(error.__traceback__)
                 raise translate(error, stream=stream, group=group, command=command, sent=sent) from error
             raise
-        self._put_back(idle, connection)
+        self._put_back(idle, connection, () if replies is None else reply)
         return reply
 
     def _require_open(self) -> None:
@@ -173,10 +176,19 @@ class RedisConnection(ClosedAfterUse):
         needed: float = self._settings["socket_timeout"] + max(0.0, wait_s - self._longest_wait_s)
         return bool(connection.socket_timeout >= needed)
 
-    def _put_back(self, idle: deque[tuple[Any, float]], connection: Any) -> None:
+    def _put_back(self, idle: deque[tuple[Any, float]], connection: Any, replies: Sequence[Any]) -> None:
+        is_replica = replies and any(isinstance(reply, ReadOnlyError) for reply in replies)
+        if is_replica or self._aborted:  # the address may lead to a new master by now; abort() shuts the socket down
+            self._discard(connection)
+            return
         idle.append((connection, time.monotonic()))
-        if self._closed:  # closed during the call; checked after the append, so that close() cannot miss it
+        if self._closed or self._aborted:  # during the call; checked after the append, so that none can be missed
             self._close_idle()
+
+    def _discard(self, connection: Any) -> None:
+        """Close a connection, and the idle ones: they were opened to the same server and are likely as useless."""
+        connection.disconnect()
+        self._close_idle()
 
     def _close_idle(self) -> None:
         for idle in (self._idle, self._idle_long_timeout):
@@ -188,7 +200,7 @@ class RedisConnection(ClosedAfterUse):
 def _shut_down(connection: Any) -> None:
     """Shut the socket down: a thread that waits for it reads the end of input. Not closed: its number may be reused."""
     opened: socket.socket | None = connection._sock  # noqa: SLF001 - redis-py has no public name for it
-    if opened is not None:
+    if opened is not None and connection.pid == os.getpid():  # after a fork, the other process still uses its socket
         with contextlib.suppress(OSError):
             # Call the method of the plain socket: a TLS socket's method changes objects that the waiting thread uses.
             socket.socket.shutdown(opened, socket.SHUT_RDWR)
@@ -211,4 +223,9 @@ def _read_all(connection: Any, replies: int) -> list[Any]:
             answers.append(connection.read_response())
         except ResponseError as error:  # one refusal; the replies behind it still have to be read
             answers.append(error)
+        except (RedisError, OSError) as error:
+            if not answers:
+                raise
+            # Some refusals are raised as connection errors. This one concerns a later command: the earlier ones ran.
+            raise RedisConnectionError("a later reply was lost") from error
     return answers

@@ -70,7 +70,10 @@ _ADVICE = {
     "CROSSSLOT": ". Its keys lie in several slots: give their streams one hash tag, such as {shop}:orders",
     "MOVED": ". The server is a node of a Redis Cluster: pass a RedisCluster client, or add ?cluster=true to the URL",
     "NOPERM": ". Allow its user the command and the key (ACL SETUSER)",
+    "OOM": ". Its memory is full (maxmemory): remove data, or raise the limit",
+    "READONLY": ". It is a replica: pass a client of the master, or of its Sentinels (master_for)",
     "TRYAGAIN": ". The migration of its slot has not ended: see redis-cli --cluster check, and --cluster fix",
+    "WRONGTYPE": ". The key holds data of another type: use another name",
 }
 
 _CODE = re.compile(r"[A-Z][A-Z0-9]{2,15}")
@@ -158,7 +161,7 @@ def _not_sent(missing: NoConnection, place: str, kind: str) -> str:
     reason = f"{missing.reason}, {kind}" if missing.reason else kind
     return (
         f"the command{about} was not sent: no connection to {server} ({reason}). Check that the server runs, and the "
-        "client's address and password"
+        "client's address, user, password and database"
     )
 
 

@@ -74,8 +74,9 @@ def pending_rows(raw: Any) -> list[Pending]:
 
 
 def pending_of(raw: Any, consumer: str) -> int:
-    """Return the number of a consumer's entries from the summary of XPENDING."""
-    return sum(int(count) for name, count in raw[3] or () if text(name) == consumer)
+    """Return the number of pending entries of a consumer from the summary of XPENDING."""
+    own = consumer.encode()  # names of other programs need not be UTF-8
+    return sum(int(count) for name, count in raw[3] or () if name == own)
 
 
 def consumer_infos(raw: Any) -> list[ConsumerInfo]:
@@ -131,7 +132,8 @@ def scored(raw: Any) -> list[tuple[bytes, bytes]]:
 
 def info_fields(raw: Any) -> dict[str, str]:
     """Return the fields of an INFO reply."""
-    return dict(line.split(":", 1) for line in text(raw).splitlines() if ":" in line and not line.startswith("#"))
+    lines = raw.decode(errors="replace").splitlines()  # its paths need not be UTF-8
+    return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
 
 
 def server_ms(raw: Any) -> int:

@@ -4,6 +4,7 @@ import asyncio
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -421,3 +422,23 @@ def test_a_forked_child_gets_connections_of_its_own(connect: Connect, stream: st
 def _enqueue_in_child(queue: RedisStreamsQueue) -> None:
     for n in range(50):
         queue.enqueue({"child": n})
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_an_abort_in_a_forked_child_leaves_the_parents_connections_open(
+    connect: Connect, stream: str, raw: RawRedis
+) -> None:
+    """The child has the parent's sockets and signal handlers: a second SIGTERM to both would abort in both."""
+    import multiprocessing
+
+    config = QueueConfig(stream, "billing", "alice")
+    with RedisStreamsQueue(connect(), config) as queue, ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(queue.read, 30_000)
+        wait_until(lambda: any(one["cmd"] == "xreadgroup" for one in raw.client_list()))
+        child = multiprocessing.get_context("fork").Process(target=queue.abort)
+        child.start()
+        child.join(60)
+        message_id = raw.xadd(stream, {"data": "{}"})
+
+        assert child.exitcode == 0
+        assert [msg.id for msg in reading.result(60)] == [message_id.decode()]

@@ -10,9 +10,10 @@ import pytest
 from sqlalchemy import create_engine
 from tests.redis_clients import RawRedis
 
-from conquiet.errors import GroupMissingError, MalformedMessageError, QueueError
+from conquiet.core.lifecycle import BlockingLifecycle, Status
+from conquiet.errors import GroupMissingError, LifecycleError, MalformedMessageError, QueueError
 from conquiet.queue import QueueConsumer, QueueWorker, RedisStreamsQueue
-from conquiet.testing import wait_until
+from conquiet.testing import FaultProxy, wait_until
 
 PendingOf = Callable[..., dict[str, tuple[str, int]]]
 Commands = Callable[[], dict[str, int]]
@@ -243,6 +244,68 @@ def test_after_stop_nothing_is_read(consumer: QueueConsumer, commands_of: Comman
     assert "xreadgroup" not in commands_of()
 
 
+def test_a_forced_stop_during_a_log_in_ends_run_without_an_error(
+    make_consumer: MakeConsumer, connect: Callable[..., Any], fault_proxy: Callable[[str], FaultProxy], redis_url: str
+) -> None:
+    """Nothing failed: the log-in was aborted by the stop. The other workers end in the same way."""
+    proxy = fault_proxy(redis_url)
+    consumer = make_consumer(client=connect(proxy.url_for(redis_url)), command_timeout_s=60.0)
+    proxy.stall()
+    consumer.queue._connection._close_idle()  # as after a restart of the server
+    before = proxy.counters.connections
+
+    def stop_twice() -> None:
+        wait_until(lambda: proxy.counters.connections > before)
+        consumer.stop()
+        consumer.stop()
+
+    stopping = threading.Thread(target=stop_twice)
+    stopping.start()
+    consumer.run(handler=lambda msg, session: None, engine=create_engine("sqlite://"))
+    stopping.join(10)
+
+    assert consumer.health().status is Status.STOPPED
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda consumer, _: consumer.next(),
+        lambda consumer, _: consumer.next_batch(2),
+        lambda consumer, _: list(consumer.iter_messages()),
+        lambda consumer, engine: consumer.run(handler=lambda msg, session: None, engine=engine),
+        lambda consumer, engine: consumer.run_batches(handler=lambda msgs, session: None, engine=engine),
+        lambda consumer, engine: consumer.run_claim_stale(handler=lambda msg, session: None, engine=engine),
+    ],
+    ids=["next", "next_batch", "iter_messages", "run", "run_batches", "run_claim_stale"],
+)
+def test_a_closed_consumer_refuses_to_read(
+    consumer: QueueConsumer, use: Callable[[QueueConsumer, Any], object]
+) -> None:
+    """If it returned nothing, as after a stop, a loop around it would never end."""
+    consumer.close()
+
+    with pytest.raises(LifecycleError, match="closed"):
+        use(consumer, create_engine("sqlite://"))
+
+
+def test_a_stop_that_arrives_while_run_starts_ends_the_run(
+    consumer: QueueConsumer, monkeypatch: pytest.MonkeyPatch, commands_of: Commands
+) -> None:
+    """A signal may arrive between any two steps; a failed start would look like a crash."""
+    start = BlockingLifecycle.start
+
+    def interrupted(lifecycle: BlockingLifecycle) -> None:
+        consumer.stop()
+        start(lifecycle)
+
+    monkeypatch.setattr(BlockingLifecycle, "start", interrupted)
+    consumer.run(handler=lambda msg, session: None, engine=create_engine("sqlite://"))
+
+    assert consumer.health().status is Status.STOPPED
+    assert "xreadgroup" not in commands_of()
+
+
 @pytest.mark.spec("QC-005.2", "QC-007.5", "CQ-006.36")
 @pytest.mark.parametrize("batch", [0, 5], ids=["next", "next_batch"])
 def test_a_blocked_read_notices_stop_from_another_thread_within_a_second(
@@ -330,6 +393,17 @@ def test_acknowledging_is_the_users_own_call(
     consumer.ack(message)
 
     assert pending() == {}
+
+
+@pytest.mark.parametrize("wrong", [None, "1700000000000-0"])
+def test_acknowledging_something_else_than_a_message_is_refused(
+    consumer: QueueConsumer, commands_of: Commands, wrong: Any
+) -> None:
+    for settle in (consumer.ack, consumer.extend, lambda msg: consumer.queue.ack_many([msg])):
+        with pytest.raises(QueueError, match=r"needs a message of this queue, got a .*Nothing was sent"):
+            settle(wrong)
+
+    assert not {"xack", "eval"} & set(commands_of())
 
 
 # ---------------------------------------------------------------- recovery is explicit

@@ -15,6 +15,7 @@ import pytest
 from redis import Redis
 
 from conquiet.core.backoff import Backoff
+from conquiet.errors import LifecycleError
 from conquiet.queue import Retention, StreamHousekeeper, housekeeping
 from conquiet.redis_transport.liveness import housekeeping_key, liveness_key, registry_key
 from conquiet.redis_transport.retention_scripts import REMOVE_DEAD_NAMES, TRIM
@@ -418,16 +419,15 @@ def test_a_consumer_without_a_key_is_removed_by_proved_idle_time(raw: Redis, fou
     assert remove_names(raw, four, "other", proof_ms="0") == ["other"]
 
 
-async def test_a_block_in_a_coroutine_closes_the_thread(raw: Redis, stream: str) -> None:
-    """``close()`` may not start an event loop there. The streams of a ``runtime.Consumer`` are kept like this."""
-    with StreamHousekeeper(raw, [stream], retention=QUICK) as housekeeper:
-        pass
-
-    assert housekeeper._thread is not None
-    assert not housekeeper._thread.is_alive()
-
-
 def test_closing_twice_or_before_the_start_is_harmless(raw: Redis, stream: str) -> None:
     housekeeper = StreamHousekeeper(raw, [stream])
     with contextlib.closing(housekeeper):
         housekeeper.close()
+
+
+async def test_a_block_inside_an_event_loop_closes_the_housekeeper(redis_url: str, stream: str) -> None:
+    with Redis.from_url(redis_url) as client, StreamHousekeeper(client, [stream], retention=QUICK) as housekeeper:
+        pass
+
+    with pytest.raises(LifecycleError):
+        housekeeper.start()

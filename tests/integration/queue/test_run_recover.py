@@ -168,6 +168,19 @@ def test_without_recover_a_start_says_how_many_messages_it_leaves_pending(
     assert commands_of()["xpending"] <= 3  # one for each start, and the test's own
 
 
+def test_a_foreign_consumer_name_that_is_not_utf_8_prevents_no_run(
+    make_consumer: MakeConsumer, engine: Engine, raw: RawRedis, stream: str
+) -> None:
+    consumer = make_consumer()
+    consumer.queue.enqueue_many([{"n": 1}, {"n": 2}])
+    raw.xreadgroup("billing", b"\xff\xfe", {stream: ">"}, count=1)
+    handler = Until(consumer, last=1)
+
+    consumer.run(handler=handler, engine=engine)
+
+    assert consumer.health().handled == 1
+
+
 def test_a_start_without_the_right_to_look_reads_all_the_same(
     private_redis: Callable[..., RedisServer], connect: Connect, make_consumer: MakeConsumer, engine: Engine
 ) -> None:
@@ -443,16 +456,44 @@ def test_a_worker_without_recover_leaves_what_failed_and_raises_an_outage(
     assert list(pending()) == [message_id]
 
 
+def test_an_outage_of_an_earlier_run_does_not_pause_the_next(make_consumer: MakeConsumer, engine: Engine) -> None:
+    consumer = make_consumer()
+    consumer.queue.enqueue_many([{"n": 1}, {"n": 2}])
+    reasons: list[str] = []
+
+    def look(msgs: list[QueueMessage], session: DbSession) -> None:
+        reasons.append(consumer.health().reason)
+        consumer.stop()
+
+    with pytest.raises(ValueError, match="twice"):
+        consumer.run(
+            handler=Flaky(consumer, [DatabaseUnavailableError("away"), ValueError("twice")]),
+            engine=engine,
+            recover=True,
+        )
+    consumer.run_batches(handler=look, engine=engine)
+
+    assert reasons == [""]
+
+
+async def put_aside(error: Exception) -> None:
+    raise AssertionError(error)
+
+
 def test_a_worker_refuses_at_once_what_cannot_work(make_consumer: MakeConsumer, engine: Engine) -> None:
     consumer = make_consumer()
     nothing: Any = object()
-
-    for wrong in (
+    mistakes: list[dict[str, Any]] = [
         {"consumer": nothing, "handler": record, "engine": engine},
         {"consumer": consumer, "handler": nothing, "engine": engine},
         {"consumer": consumer, "handler": record, "engine": nothing},
         {"consumer": consumer, "handler": record, "engine": engine, "inbox": nothing},
-    ):
+        {"consumer": consumer, "handler": record, "engine": engine, "on_malformed": nothing},
+        {"consumer": consumer, "handler": record, "engine": engine, "on_malformed": put_aside},
+        {"consumer": consumer, "handler": record, "engine": engine, "on_malformed": lambda: None},
+    ]
+
+    for wrong in mistakes:
         with pytest.raises(ConfigurationError):
             QueueWorker(wrong.pop("consumer"), **wrong)
 

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
 from redis.exceptions import ResponseError
+from tests.integration.conftest import RunOnLoop
 
 from conquiet.errors import QueueError
 from conquiet.redis_transport.client import clone_async, clone_sync
@@ -92,3 +94,27 @@ async def test_commands_that_block_do_not_hold_up_others(redis_url: str, key_pre
         await command(client, "XADD", stream, "*", "state", "done")
 
         assert len(await asyncio.wait_for(asyncio.gather(*waiting), 30)) == MAX_CONCURRENT + 1
+
+
+def test_a_connection_that_the_server_has_closed_is_lost_on_every_loop(
+    on_loop: RunOnLoop, fault_proxy: Callable[[str], FaultProxy], redis_url: str
+) -> None:
+    """On uvloop a write to a closed transport raises a ``RuntimeError``, which no caller would take for an outage."""
+    proxy = fault_proxy(redis_url)
+
+    async def body() -> None:
+        clone = clone_async(redis.asyncio.Redis.from_url(proxy.url_for(redis_url)))
+        pool: Any = clone.connection_pool
+        connection = await pool.get_connection()
+        transport = connection._writer.transport
+        await asyncio.to_thread(proxy.disconnect)
+        await wait_until_async(transport.is_closing)
+
+        clone.connection = connection  # the next command is sent on it
+        with pytest.raises(QueueError, match="got no answer") as caught:
+            await command(clone, "PING")
+
+        assert caught.value.in_doubt
+        await clone.aclose()
+
+    on_loop(body)

@@ -1,7 +1,10 @@
 """The interval of passes over a stream, and the effect of a failed pass."""
 
+from typing import Any
+
 import pytest
 
+from conquiet.errors import ConfigurationError
 from conquiet.queue.backlog_sampler import BacklogSampler
 from conquiet.queue.housekeeping import StreamHousekeeper
 from conquiet.queue.stream_progress import StreamProgress
@@ -97,3 +100,23 @@ def test_a_cluster_of_which_no_node_answers_does_not_end_the_thread(caplog: pyte
     assert "Redis is unavailable; streams are neither read nor trimmed" in caplog.text
     state.outage.close()
     housekeeper.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"streams": "orders"},
+        {"streams": []},
+        {"streams": [b"orders"]},
+        {"group": ""},
+        {"retention": 60},
+        {"messages_read": 5},
+    ],
+    ids=str,
+)
+def test_arguments_that_cannot_work_are_refused_at_once(wrong: dict[str, Any]) -> None:
+    """Otherwise the thread would log the mistake at each pass, and nothing would be removed."""
+    options = {"streams": ["orders"], **wrong}
+
+    with pytest.raises(ConfigurationError):
+        StreamHousekeeper(client_from_url(SyncClient.from_url, "redis://127.0.0.1:1/0"), **options)

@@ -6,15 +6,18 @@ from typing import Any, cast
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ReadOnlyError
 
 from conquiet.errors import QueueError
 from conquiet.redis_transport.connection import RedisConnection
+from conquiet.redis_transport.errors import is_aborted
 
 
 class Connection:
     """Returns ``reply``; without one it breaks."""
 
     socket_timeout = 5.0
+    _sock = None
 
     def __init__(self, reply: str | None = None, **_: Any) -> None:
         self.reply = reply
@@ -48,3 +51,52 @@ def test_after_a_broken_connection_the_other_idle_ones_are_not_used() -> None:
 
     assert answer == "new"
     assert (idle.is_closed, broken.is_closed) == (True, True)
+
+
+def test_a_refusal_of_a_later_command_leaves_the_call_in_doubt() -> None:
+    """A master that became a replica between the commands of one call: the first of them has taken effect."""
+
+    class Demoted(Connection):
+        def read_response(self) -> str:
+            if self.reply is None:
+                try:
+                    raise ReadOnlyError("You can't write against a read only replica.")
+                except ReadOnlyError:  # as redis-py does for a master found by Sentinel
+                    raise RedisConnectionError("The previous master is now a slave")  # noqa: B904
+            self.reply = None
+            return "1-0"
+
+    pool = SimpleNamespace(connection_class=Demoted, connection_kwargs={"socket_timeout": 5.0})
+    connection = RedisConnection(cast("Any", SimpleNamespace(connection_pool=pool, close=lambda: None)))
+
+    with pytest.raises(QueueError) as caught:
+        connection.call_together("XADD", [b"XADD", b"SET", b"WAIT"])
+
+    assert caught.value.in_doubt
+
+
+def test_a_call_that_begins_while_an_abort_runs_counts_as_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The abort may still shut its connection down. A call after the abort fails for another reason."""
+
+    class Broken(Connection):
+        def connect(self) -> None:
+            self.reply = None
+
+    pool = SimpleNamespace(connection_class=Broken, connection_kwargs={"socket_timeout": 5.0})
+    connection = RedisConnection(cast("Any", SimpleNamespace(connection_pool=pool, close=lambda: None)))
+    aborted: list[bool] = []
+
+    def acknowledge() -> None:
+        with pytest.raises(QueueError) as caught:
+            connection.call("XACK", b"XACK")
+        aborted.append(is_aborted(caught.value))
+
+    def close_idle() -> None:
+        monkeypatch.undo()
+        acknowledge()
+
+    monkeypatch.setattr(connection, "_close_idle", close_idle)
+    connection.abort()
+    acknowledge()
+
+    assert aborted == [True, False]

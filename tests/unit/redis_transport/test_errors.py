@@ -17,11 +17,11 @@ from conquiet.redis_transport.errors import translate, translate_errors
     ],
 )
 def test_an_error_names_what_there_is_to_name(stream: str, group: str, place: str) -> None:
-    refused = translate(ResponseError("WRONGTYPE x"), stream=stream, group=group, command="SCAN")
+    refused = translate(ResponseError("MISCONF x"), stream=stream, group=group, command="SCAN")
     lost = translate(RedisTimeoutError("x"), stream=stream, group=group, command="SCAN")
     unsent = translate(RedisTimeoutError("x"), stream=stream, group=group, command="SCAN", sent=False)
 
-    assert str(refused) == f"SCAN{place} was refused by the server (WRONGTYPE)"
+    assert str(refused) == f"SCAN{place} was refused by the server (MISCONF)"
     assert str(lost).startswith(f"SCAN{place} got no answer ")
     assert str(unsent).startswith(f"the command{place.replace(' on ', ' for ')} was not sent: ")
     assert [refused.in_doubt, lost.in_doubt, unsent.in_doubt] == [False, True, False]

@@ -12,6 +12,7 @@ from conquiet.redis_transport.replies import (
     entries,
     group_lag,
     group_row,
+    info_fields,
     pending_rows,
     read_entries,
     server_ms,
@@ -59,3 +60,10 @@ def test_a_lag_is_corrected_only_where_it_is_provably_wrong() -> None:
 
 def test_the_servers_clock_is_read_in_milliseconds() -> None:
     assert server_ms([b"1763244000", b"123999"]) == 1_763_244_000_123
+
+
+def test_paths_in_info_need_not_be_utf_8() -> None:
+    fields = info_fields(b"# Server\r\nexecutable:/opt/caf\xe9/redis-server\r\nrun_id:0f\r\n")
+
+    assert fields["run_id"] == "0f"
+    assert set(fields) == {"executable", "run_id"}
