@@ -202,6 +202,40 @@ async def test_a_failing_handler_of_a_queue_runs_twice_and_its_message_dies(plac
     assert place.booked() == []
 
 
+async def save(_orders: object) -> None:
+    raise AssertionError
+
+
+async def one_async(order: Order) -> Any:
+    return save(order)
+
+
+def one_plain(order: Order) -> Any:
+    return save(order)
+
+
+async def many_async(orders: list[Order]) -> Any:
+    return save(orders)
+
+
+def many_plain(orders: list[Order]) -> Any:
+    return save(orders)
+
+
+@pytest.mark.parametrize("handler", [one_async, one_plain, many_async, many_plain])
+async def test_a_message_of_a_queue_whose_handler_was_not_awaited_is_not_acknowledged(
+    place: QueuePlace, handler: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = place.app()
+    app.queue(QUEUE, batch=2 if "many" in handler.__name__ else None)(handler)
+
+    async with place.running(app):
+        await place.publish({"order_id": "a"}, "m1")
+        assert await place.dead() == [("m1", "refused")]
+
+    assert "so its work was not done" in caplog.text
+
+
 async def test_a_plain_function_of_a_queue_emits_in_its_transaction(place: QueuePlace) -> None:
     app = place.app()
     receipts: list[str] = []
