@@ -294,9 +294,10 @@ class Link:
 
     def drop(self) -> None:
         """End the connection without waiting for the broker. Every wait for a reply ends."""
-        self._lose(LossKind.CONNECTION, None)
+        error = amqp.StreamLostError("dropped by a forced stop")
+        self._lose(LossKind.CONNECTION, error)
         if self._connection is not None and not self._connection.is_closed:
-            self._connection.drop()
+            self._connection.drop(error)
 
     def give_up(self, error: BaseException) -> None:
         """Treat the link as lost, because a request got no reply: it is unknown whether the broker carried it out."""
