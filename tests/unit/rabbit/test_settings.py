@@ -35,7 +35,7 @@ def test_only_positive_integers_pass_and_all_else_throws_at_once(name: str, valu
         RabbitConsumer(URL, "work", plain, **{name: value})
     with pytest.raises(ConfigurationError, match=name):
         sync_queue(URL, "work", plain, **{name: value})
-    assert run_process(URL, "work", plain, **{name: value}) == 1
+    assert run_process(URL, "work", plain, **{name: value}) == 2
     if name == "concurrency":
         with pytest.raises(ConfigurationError, match=name):
             RabbitConsumer(URL, "work", plain).set_concurrency(value)
