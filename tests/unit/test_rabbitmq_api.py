@@ -15,6 +15,8 @@ from conquiet.rabbitmq_api import default_api_url, has_dead_letter_exchange
         ("amqps://host", "https://host:15671"),
         ("amqp://user:pass@[::1]:5673/shop", "http://user:pass@[::1]:15672"),
         ("amqp://", "http://localhost:15672"),
+        ("amqps://host/%2F?heartbeat=9&cacertfile=/etc/ca.pem", "https://host:15671?cacertfile=/etc/ca.pem"),
+        ("amqp://one/shop,amqp://two/shop", "http://one:15672"),
     ],
 )
 def test_the_default_api_url_is_on_the_host_of_the_broker(amqp: str, http: str) -> None:
