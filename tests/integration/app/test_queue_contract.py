@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 
 import pika
 import pytest
+from nacl.public import PrivateKey
 from sqlalchemy import create_engine, insert, select
 from sqlalchemy.engine import Engine
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -19,7 +21,15 @@ from tests.integration.app.conftest import LEDGER, METADATA
 from conquiet import App, Emit, JobContext, Reject, SyncEmit
 from conquiet.app import AppSettings, TestApp
 from conquiet.errors import ConfigurationError, DatabaseUnavailableError
-from conquiet.rabbit import RabbitDeadLetters, Requeue, current_deliveries, current_delivery
+from conquiet.rabbit import (
+    MemoryKeyStore,
+    RabbitDeadLetters,
+    Requeue,
+    SchemaRegistry,
+    current_deliveries,
+    current_delivery,
+    seal,
+)
 from conquiet.testing import wait_until_async
 
 QUEUE = "crm-sync"
@@ -275,6 +285,24 @@ async def test_an_unreadable_body_of_a_queue_dies_with_its_reason(place: QueuePl
             with place._channel() as channel:
                 channel.basic_publish("", QUEUE, b"no json", pika.BasicProperties(message_id="m1"))
         assert await place.dead() == [("m1", "body is not JSON")]
+
+
+async def test_personal_data_of_a_queue_is_decrypted(place: QueuePlace) -> None:
+    app = place.app()
+    recipient, sender = PrivateKey.generate(), PrivateKey.generate()
+    public, private = (urlsafe_b64encode(bytes(key)).decode().rstrip("=") for key in (recipient.public_key, recipient))
+    contacts: list[object] = []
+
+    @app.queue(QUEUE, schemas=SchemaRegistry(), key_store=MemoryKeyStore({public: private}))
+    async def book(action: dict[str, Any]) -> None:
+        contacts.append(action["contact"])
+
+    async with place.running(app):
+        sealed = seal({"email": "jane@example.org"}, recipient_public=public, sender_private=bytes(sender))
+        await place.publish({"schema": "proca:action:2", "personalInfo": sealed}, "m1")
+        await place.until(lambda: contacts)
+
+    assert contacts == [{"email": "jane@example.org"}]
 
 
 async def test_a_batch_has_each_effect_once_and_fails_only_the_guilty(place: QueuePlace) -> None:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,31 @@ def test_a_decorated_function_stays_as_it_is() -> None:
 
 async def no_payload() -> None:
     raise AssertionError
+
+
+@pytest.mark.parametrize("decorator", ["handler", "queue", "schedule"])
+def test_a_decorator_without_its_argument_is_refused(decorator: str) -> None:
+    """The function would be replaced by a decorator, and nothing would ever run."""
+    with pytest.raises(ConfigurationError, match=r"(event|name|when) must be"):
+        getattr(App("shop"), decorator)(no_payload)
+
+
+@pytest.mark.parametrize("decorator", ["handler", "queue"])
+def test_a_handler_that_is_no_function_is_refused(decorator: str) -> None:
+    """Messages for a class would be acknowledged: a call only creates an object."""
+
+    class Book:
+        async def __call__(self, order: OrderPaid) -> None:
+            raise AssertionError
+
+    register = getattr(App("shop"), decorator)("order.paid")
+
+    with pytest.raises(ConfigurationError, match=r"must be a function, not the class .*Book: a call only creates"):
+        register(Book)
+    with pytest.raises(ConfigurationError, match=r"must be a function, not an object of the class .*Book"):
+        register(Book())
+    with pytest.raises(ConfigurationError, match="must be a function, not an object of the class partial"):
+        register(partial(handle))
 
 
 async def test_an_app_without_a_handler_is_not_run() -> None:
