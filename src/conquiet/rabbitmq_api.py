@@ -222,7 +222,7 @@ def tls_context(options: Mapping[str, str]) -> ssl.SSLContext | None:
 
 
 def _refuse_password() -> str:
-    # Without this, OpenSSL would ask for it on the terminal, and the process would wait there.
+    # Without this, OpenSSL would read the password from the terminal, and the process would wait there.
     raise ValueError("the key is encrypted, and needs a password")
 
 

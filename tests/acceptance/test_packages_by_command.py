@@ -328,7 +328,7 @@ def test_rabbit_run_ends_with_0_after_sigterm(
     assert exit_code == 0
 
 
-def test_rabbit_run_ends_with_1_after_a_fatal_error_and_with_2_if_it_never_consumed(
+def test_rabbit_run_ends_with_1_after_a_fatal_error_else_with_2(
     run: Run, invoke: Run, amqp_url: str, declare: Callable[..., None], tmp_path: Path
 ) -> None:
     (tmp_path / "sync.py").write_text(SYNCER)

@@ -258,7 +258,7 @@ def test_a_missing_queue_is_one_line_and_exit_code_2(broker: Broker, start: Star
 
 
 def test_a_queue_that_goes_away_later_ends_it_with_exit_code_1(broker: Broker, start: Start) -> None:
-    """The process has worked: a supervisor must not take it for one that could not start."""
+    """The process has worked: a supervisor must not assume that it could not start."""
     broker.put(1)
     process = start("""
     async def syncer(message):

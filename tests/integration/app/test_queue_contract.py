@@ -233,7 +233,7 @@ def many_plain(orders: list[Order]) -> Any:
 
 
 @pytest.mark.parametrize("handler", [one_async, one_plain, many_async, many_plain])
-async def test_a_message_of_a_queue_whose_handler_was_not_awaited_is_not_acknowledged(
+async def test_a_queue_keeps_a_message_if_its_handler_was_not_awaited(
     place: QueuePlace, handler: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = place.app()

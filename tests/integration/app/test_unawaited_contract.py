@@ -33,7 +33,7 @@ def many_plain(orders: list[OrderPaid]) -> Any:
 
 
 @pytest.mark.parametrize("handler", [one_async, one_plain, many_async, many_plain])
-async def test_a_message_whose_handler_was_not_awaited_is_not_acknowledged(place: Place, handler: Any) -> None:
+async def test_a_handler_that_was_not_awaited_fails_its_message(place: Place, handler: Any) -> None:
     app = place.app()
     app.handler("order.paid", batch=2 if "many" in handler.__name__ else None)(handler)
 

@@ -70,7 +70,7 @@ async def test_a_server_that_is_no_broker_is_an_error(
     assert uncaught == []
 
 
-async def test_a_connection_that_a_forced_stop_ends_does_not_blame_the_broker() -> None:
+async def test_a_connection_that_a_forced_stop_ends_has_its_reason() -> None:
     """A publisher that waits for its confirmation reports the reason."""
     link = Link(1.0)
 
