@@ -75,7 +75,12 @@ class WithoutInbox:
         """Return a check of many messages that writes nothing."""
         return nullcontext([True] * len(msgs))
 
-    def forget_in(self, _unit: Any, _msgs: "Sequence[Any]") -> None:
+    @property
+    def rows(self) -> "WithoutInbox":
+        """This object: there are no rows."""
+        return self
+
+    def forget(self, _unit: Any, _msgs: "Sequence[Any]") -> None:
         """Do nothing: there are no rows."""
 
 
