@@ -152,6 +152,11 @@ def default_api_url(amqp_url: str) -> str:
     return f"{scheme}://{login}{host}:{_PORTS[scheme]}" + (f"?{tls}" if tls else "")
 
 
+def vhost_of(amqp_url: str) -> str:
+    """Return the vhost of an AMQP URL; of the first one, if there are several."""
+    return unquote(urlsplit(BETWEEN_URLS.split(amqp_url)[0]).path[1:]) or "/"
+
+
 def with_vhost(amqp_url: str, name: str) -> str:
     """Return ``amqp_url`` with another vhost."""
     return urlunsplit(urlsplit(amqp_url)._replace(path="/" + _quoted(name)))

@@ -70,7 +70,7 @@ def test_each_command_reaches_a_broker_with_a_private_authority(
 
     published = run("publish", "orders", '{"number": 17}', env=broker.environment)
     listed = run("dead-letters", "list", "orders", "--rabbit", "--json", env=broker.environment)
-    examined = run("doctor", "--json", env=broker.environment)
+    examined = run("doctor", "--json", "--queue", "orders", env=broker.environment)
     with (tmp_path / "log").open("w") as log:
         consuming = subprocess.Popen(
             [command, "rabbit", "run", "-", "orders", "sync:handle"],
