@@ -185,6 +185,21 @@ async def test_a_replay_is_checked_before_a_message_is_taken(order: Any) -> None
         await RabbitDeadLetters(URL, "dead").replay(DeliveryFilter(), **order)
 
 
+@pytest.mark.parametrize(
+    ("selection", "sentence"),
+    [
+        ({"where": "all"}, "where must be a DeliveryFilter, got a str"),
+        ({"where": None}, "where must be a DeliveryFilter, got a NoneType"),
+        ({"where": DeliveryFilter(), "limit": -1}, "limit must be a positive integer"),
+        ({"where": DeliveryFilter(), "limit": "3"}, "limit must be a positive integer"),
+    ],
+)
+@pytest.mark.parametrize("call", ["list", "discard", "replay"])
+async def test_a_selection_is_checked_before_a_message_is_taken(call: str, selection: Any, sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        await getattr(RabbitDeadLetters(URL, "dead"), call)(**selection)
+
+
 def test_a_listener_must_be_callable() -> None:
     with pytest.raises(ConfigurationError, match="listener"):
         RabbitConsumer(URL, "work", plain).listen(None)  # type: ignore[arg-type]
