@@ -1,11 +1,21 @@
 """Query RabbitMQ's management API over HTTP, and read its descriptions of queues. AMQP does not report these facts.
 
 It is not part of ``rabbit``, which needs ``pika``: the doctor and the test servers use it without a client library.
+
+A URL of a broker, ``amqps://`` or ``https://``, may name files for TLS. The options have RabbitMQ's own names:
+
+    cacertfile    the authorities to trust, in place of the system's
+    certfile      the certificate of the client
+    keyfile       its key, if it is not in ``certfile``
 """
 
 import base64
 import json
+import re
+import ssl
+from collections.abc import Mapping
 from contextlib import closing, suppress
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, Final
 from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
@@ -18,6 +28,9 @@ _TIMEOUT_S: Final = 10.0
 _UNAUTHORIZED: Final = 401
 _NOT_FOUND: Final = 404
 _FIRST_FAILURE: Final = 400
+
+BETWEEN_URLS: Final = re.compile(r",(?=amqps?://)")
+_TLS_OPTIONS: Final = ("cacertfile", "certfile", "keyfile")
 
 DEFAULT_DELIVERY_LIMIT: Final = 20
 """The delivery limit of a quorum queue from RabbitMQ 4.0 on, unless it is set."""
@@ -52,14 +65,21 @@ class RabbitApi:
     """The management API of one broker. Every call blocks.
 
     Args:
-        url: ``http://user:password@host:port``. Default login: guest. Default port: 15672 (https: 15671).
+        url: ``http://user:password@host:port``. Default login: guest. Default port: 15672 (https: 15671). With https it
+            may have options for TLS.
 
     Raises:
         ConfigurationError: The URL cannot be used.
     """
 
     def __init__(self, url: str) -> None:
+        url, options = split_tls_options(url)
         self._parts, self._port = _parse(url)
+        if options and self._parts.scheme != "https":
+            raise ConfigurationError(
+                "files for TLS are for https://, and the URL of RabbitMQ's management API says http://"
+            )
+        self._tls = tls_context(options)
         self._user = unquote(self._parts.username or "guest")
         login = f"{self._user}:{unquote(self._parts.password or 'guest')}"
         self._authorization = "Basic " + base64.b64encode(login.encode()).decode()
@@ -88,7 +108,7 @@ class RabbitApi:
             RabbitApiError: The broker rejected the request or cannot be reached.
         """
         # http.client instead of urllib: the proxy settings of the machine must not apply to a local broker.
-        kind = HTTPSConnection if self._parts.scheme == "https" else HTTPConnection
+        kind = partial(HTTPSConnection, context=self._tls) if self._parts.scheme == "https" else HTTPConnection
         headers = {"Authorization": self._authorization, "Content-Type": "application/json"}
         content = None if body is None else json.dumps(body)
         try:
@@ -118,14 +138,23 @@ class RabbitApi:
 
 
 def default_api_url(amqp_url: str) -> str:
-    """Return the default URL of a broker's management API: the same host and login, port 15672 or 15671."""
-    parts = urlsplit(amqp_url)
+    """Return the default URL of a broker's management API: the same host, login and TLS files, port 15672 or 15671.
+
+    Of several URLs, it is the API of the first broker.
+    """
+    parts = urlsplit(BETWEEN_URLS.split(amqp_url)[0])
     scheme = "https" if parts.scheme == "amqps" else "http"
     login = f"{parts.username}:{parts.password or ''}@" if parts.username else ""
     host = parts.hostname or "localhost"
     if ":" in host:
         host = f"[{host}]"
-    return f"{scheme}://{login}{host}:{_PORTS[scheme]}"
+    tls = "&".join(option for option in parts.query.split("&") if option.partition("=")[0] in _TLS_OPTIONS)
+    return f"{scheme}://{login}{host}:{_PORTS[scheme]}" + (f"?{tls}" if tls else "")
+
+
+def vhost_of(amqp_url: str) -> str:
+    """Return the vhost of an AMQP URL; of the first one, if there are several."""
+    return unquote(urlsplit(BETWEEN_URLS.split(amqp_url)[0]).path[1:]) or "/"
 
 
 def with_vhost(amqp_url: str, name: str) -> str:
@@ -147,6 +176,64 @@ def _parse(api_url: str) -> tuple[SplitResult, int]:
     raise ConfigurationError(
         "the URL of RabbitMQ's management API cannot be read; write it as http://user:password@host:15672"
     )
+
+
+# ------------------------------------------------------------------ TLS
+def split_tls_options(url: str) -> tuple[str, dict[str, str]]:
+    """Return the URL without its options for TLS, and the options.
+
+    Raises:
+        ConfigurationError: An option is empty, or given twice.
+    """
+    if not any(f"{name}=" in url for name in _TLS_OPTIONS):
+        return url, {}
+    parts = urlsplit(url)
+    others, options = [], {}
+    for pair in parts.query.split("&"):
+        name, _, value = pair.partition("=")
+        if name not in _TLS_OPTIONS:
+            others.append(pair)
+        elif name in options or not value:
+            raise ConfigurationError(
+                f"{name} in the URL of RabbitMQ must name one file: write {name}=/path/of/file.pem"
+            )
+        else:
+            options[name] = unquote(value)
+    return urlunsplit(parts._replace(query="&".join(others))), options
+
+
+def tls_context(options: Mapping[str, str]) -> ssl.SSLContext | None:
+    """Return a context with these files; None without options. It verifies certificate and host name.
+
+    Raises:
+        ConfigurationError: A file cannot be used. The text names it.
+    """
+    if not options:
+        return None
+    authorities, certificate, key = (options.get(name) for name in _TLS_OPTIONS)
+    if key is not None and certificate is None:
+        raise ConfigurationError("the URL of RabbitMQ has a keyfile and no certfile: the key belongs to a certificate")
+    try:
+        context = ssl.create_default_context(cafile=authorities)
+    except (OSError, ValueError) as error:
+        raise _unusable(f"cacertfile {authorities!a}", error) from error
+    if certificate is not None:
+        try:
+            context.load_cert_chain(certificate, key, password=_refuse_password)
+        except (OSError, ValueError) as error:
+            keyed = "" if key is None else f" with keyfile {key!a}"
+            raise _unusable(f"certfile {certificate!a}{keyed}", error) from error
+    return context
+
+
+def _refuse_password() -> str:
+    # Without this, OpenSSL would read the password from the terminal, and the process would wait there.
+    raise ValueError("the key is encrypted, and needs a password")
+
+
+def _unusable(what: str, error: Exception) -> ConfigurationError:
+    reason = getattr(error, "strerror", None) or (str(error) if type(error) is ValueError else type(error).__name__)
+    return ConfigurationError(f"{what} in the URL of RabbitMQ cannot be used: {reason}")
 
 
 # ------------------------------------------------------------------ descriptions of queues

@@ -122,3 +122,16 @@ def test_nothing_to_examine_says_how_to_name_something(invoke: Run) -> None:
 
     assert done.returncode == 2
     assert "there is nothing to examine" in done.stderr
+
+
+def test_the_urls_of_a_cluster_name_one_vhost(
+    invoke: Run, amqp_url: str, rabbitmq_server: RabbitMQServer, declare: Callable[..., None]
+) -> None:
+    """The later nodes were read as a part of the vhost's name, and the broker could not be examined."""
+    declare("orders")
+    nodes = f"{amqp_url},amqp://127.0.0.1:1/other"
+    servers = ("--rabbit-url", nodes, "--rabbit-api", rabbitmq_server.management_url)
+
+    examined = invoke("doctor", "--queue", "orders", *servers)
+
+    assert examined.returncode == 0, examined.stdout + examined.stderr

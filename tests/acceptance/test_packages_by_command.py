@@ -328,7 +328,7 @@ def test_rabbit_run_ends_with_0_after_sigterm(
     assert exit_code == 0
 
 
-def test_rabbit_run_ends_with_1_after_anything_fatal(
+def test_rabbit_run_ends_with_1_after_a_fatal_error_else_with_2(
     run: Run, invoke: Run, amqp_url: str, declare: Callable[..., None], tmp_path: Path
 ) -> None:
     (tmp_path / "sync.py").write_text(SYNCER)
@@ -337,14 +337,17 @@ def test_rabbit_run_ends_with_1_after_anything_fatal(
 
     broken = run("rabbit", "run", amqp_url, "orders", "sync:bad")
     missing = run("rabbit", "run", amqp_url, "nowhere", "sync:good")
+    no_broker = run("rabbit", "run", "amqp://guest:secret@127.0.0.1:1", "orders", "sync:good")
     no_function = run("rabbit", "run", amqp_url, "orders", "sync:number")
     no_level = invoke("rabbit", "run", amqp_url, "orders", "sync:good", "--log-level", "loud")
 
-    assert (broken.returncode, missing.returncode, no_function.returncode, no_level.returncode) == (1, 1, 2, 2)
+    assert broken.returncode == 1
+    assert [one.returncode for one in (missing, no_broker, no_function, no_level)] == [2, 2, 2, 2]
+    assert "RabbitMQ at amqp://***@127.0.0.1:1 does not answer" in no_broker.stderr
     assert "must be one of debug, info, warning, error" in no_level.stderr
     assert "nowhere" in missing.stderr
     assert "sync:number is a int, not a function" in no_function.stderr
-    assert "Traceback" not in broken.stderr + missing.stderr
+    assert "Traceback" not in broken.stderr + missing.stderr + no_broker.stderr
 
 
 def test_no_broker_at_the_url_and_a_wrong_password(run: Run, invoke: Run, amqp_url: str) -> None:
@@ -419,7 +422,7 @@ def test_a_poison_guard_moves_what_is_fatal_twice(
     ],
 )
 def test_rabbit_run_takes_keys_from_a_file_or_a_variable(
-    invoke: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expected: str
+    invoke: Run, amqp_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expected: str
 ) -> None:
     keys = json.dumps({"public": {"private": "A" * 43}})
     (tmp_path / "sync.py").write_text(SYNCER)
@@ -440,10 +443,8 @@ def test_rabbit_run_takes_keys_from_a_file_or_a_variable(
     monkeypatch.setattr("conquiet.rabbit.run_process", note)
     env = {"SHOP_KEYS": keys}
 
-    done = invoke("rabbit", "run", "amqp://localhost", "orders", "sync:good", *words, env=env)
-    both = invoke(
-        "rabbit", "run", "amqp://localhost", "orders", "sync:good", "--keys", "k", "--keys-env", "SHOP_KEYS", env=env
-    )
+    done = invoke("rabbit", "run", amqp_url, "orders", "sync:good", *words, env=env)
+    both = invoke("rabbit", "run", amqp_url, "orders", "sync:good", "--keys", "k", "--keys-env", "SHOP_KEYS", env=env)
 
     assert done.returncode == 0, done.stderr
     assert repr(given[0]["key_store"]) == expected

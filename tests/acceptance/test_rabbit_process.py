@@ -245,16 +245,34 @@ def test_a_second_signal_forces_the_end(broker: Broker, start: Start) -> None:
     wait_until(lambda: broker.depth() == 1)
 
 
-def test_a_missing_queue_is_one_line_and_exit_code_1(broker: Broker, start: Start) -> None:
+def test_a_missing_queue_is_one_line_and_exit_code_2(broker: Broker, start: Start) -> None:
     process = start("""
     sys.exit(run_process(url, "nowhere", lambda message: True))
     """)
 
     out = read_the_rest(process)
 
-    assert process.returncode == 1
+    assert process.returncode == 2
     assert "queue nowhere does not exist; create it first" in out
     assert "Traceback" not in out
+
+
+def test_a_queue_that_goes_away_later_ends_it_with_exit_code_1(broker: Broker, start: Start) -> None:
+    """The process has worked: a supervisor must not assume that it could not start."""
+    broker.put(1)
+    process = start("""
+    async def syncer(message):
+        say("started")
+        return True
+    sys.exit(run_process(url, "work", syncer, max_reconnects=1))
+    """)
+    read_until(process, "started")
+    broker.channel.queue_delete("work")
+
+    out = read_the_rest(process)
+
+    assert process.returncode == 1, out
+    assert "the process ends with exit code 1: QueueMissingError" in out
 
 
 @pytest.mark.spec("MW-008.5")

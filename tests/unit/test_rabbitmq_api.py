@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from conquiet.rabbitmq_api import default_api_url, has_dead_letter_exchange
+from conquiet.rabbitmq_api import default_api_url, has_dead_letter_exchange, vhost_of
 
 
 @pytest.mark.parametrize(
@@ -15,10 +15,25 @@ from conquiet.rabbitmq_api import default_api_url, has_dead_letter_exchange
         ("amqps://host", "https://host:15671"),
         ("amqp://user:pass@[::1]:5673/shop", "http://user:pass@[::1]:15672"),
         ("amqp://", "http://localhost:15672"),
+        ("amqps://host/%2F?heartbeat=9&cacertfile=/etc/ca.pem", "https://host:15671?cacertfile=/etc/ca.pem"),
+        ("amqp://one/shop,amqp://two/shop", "http://one:15672"),
     ],
 )
 def test_the_default_api_url_is_on_the_host_of_the_broker(amqp: str, http: str) -> None:
     assert default_api_url(amqp) == http
+
+
+@pytest.mark.parametrize(
+    ("amqp", "vhost"),
+    [
+        ("amqp://host", "/"),
+        ("amqp://host/%2F", "/"),
+        ("amqps://host/shop?cacertfile=/etc/ca.pem", "shop"),
+        ("amqp://one/a%2Fb,amqp://two/a%2Fb", "a/b"),
+    ],
+)
+def test_the_vhost_of_a_cluster_is_that_of_its_first_node(amqp: str, vhost: str) -> None:
+    assert vhost_of(amqp) == vhost
 
 
 @pytest.mark.parametrize(

@@ -159,8 +159,11 @@ class App(BackgroundWorker, EmittingApp):
             finally:
                 await workers.close()
         finally:
-            self._life.finish()
-            await self.close()
+            self._life.stop()
+            try:
+                await self._release()
+            finally:
+                self._life.finish()
 
     def main(self, only: Iterable[Part] | None = None) -> None:
         """Run as the main program of a process, until SIGTERM or SIGINT. A second signal aborts running handlers.
@@ -220,13 +223,17 @@ class App(BackgroundWorker, EmittingApp):
     async def close(self) -> None:
         """Stop if it runs, wait for the end, and release what was opened for emit, handlers and resources.
 
-        It may be called twice, and emit may follow: that opens new connections. Called by a handler it only stops.
+        It may be called twice, and emit may follow: that opens new connections. Called by a handler of the app it only
+        stops.
         """
         if self._life.status is Status.RUNNING:
             self._end()
-        if current_worker() is not None:
-            return
+        if self._life.status is Status.STOPPING and current_worker() is not None:
+            return  # the end waits for this handler, and run() releases
         await self._life.wait_ended()
+        await self._release()
+
+    async def _release(self) -> None:
         await self.registry.resources.close()
         await self.assembly.close()
 

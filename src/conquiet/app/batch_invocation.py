@@ -85,7 +85,7 @@ class BatchInvocation(Invocation):
 
     async def _call_batch(self, runs: list[Run], session: Any = None) -> object:
         results = self._function(**self._batch_arguments(runs, session))
-        return await results if self._signature.is_async else results
+        return self._checked(await results if self._signature.is_async else results)
 
     async def _call_one(self, run: Run, session: Any = None) -> object:
         async with self._opened(self._signature.resources) as run.made:

@@ -161,6 +161,8 @@ class Declarations:
         from conquiet.scheduler.entries import ScheduleEntry
 
         self._life.require_new("schedules")
+        # Raises here, where the schedule is declared: @app.schedule without parentheses would declare nothing.
+        ScheduleEntry("schedule" if name is None else name, when, "schedule", self._stream, catch_up=catch_up)
 
         def register(function: F) -> F:
             own = function.__name__ if name is None else name

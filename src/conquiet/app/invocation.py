@@ -22,6 +22,7 @@ from conquiet.app.emission import Emission, Emit, SyncEmit
 from conquiet.app.events import Event
 from conquiet.app.parameters import Parameter, SessionKind, Signature, Source
 from conquiet.app.resources import Resources
+from conquiet.core.functions import reject_awaitable, reject_unawaited
 from conquiet.core.log import FactLogger
 from conquiet.core.threads import run_without_loop, wait_on_loop
 from conquiet.errors import InfrastructureError, LifecycleError, MissingExtraError, PayloadError
@@ -74,7 +75,12 @@ class WithoutInbox:
         """Return a check of many messages that writes nothing."""
         return nullcontext([True] * len(msgs))
 
-    def forget_in(self, _unit: Any, _msgs: "Sequence[Any]") -> None:
+    @property
+    def rows(self) -> "WithoutInbox":
+        """This object: there are no rows."""
+        return self
+
+    def forget(self, _unit: Any, _msgs: "Sequence[Any]") -> None:
         """Do nothing: there are no rows."""
 
 
@@ -273,7 +279,16 @@ class Invocation:
 
     async def _call(self, run: Run, session: Any = None) -> object:
         result = self._function(**self._arguments(run, session))
-        return await result if self._signature.is_async else result
+        return self._checked(await result if self._signature.is_async else result)
+
+    def _checked(self, result: object) -> object:
+        """Return the result of the function. Refuse a coroutine: its work was not done."""
+        if result is not None:
+            if self._signature.is_async:
+                reject_unawaited(result)
+            else:
+                reject_awaitable("the handler", result)
+        return result
 
     def _arguments(self, run: Run, session: Any) -> dict[str, Any]:
         return {parameter.name: self._value(parameter, run, session) for parameter in self._signature.parameters}

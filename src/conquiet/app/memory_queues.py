@@ -44,6 +44,7 @@ class MemoryRabbitDelivery:
 class _Queue:
     syncer: Callable[[Any], Any]
     settings: RabbitSettings
+    pipeline: Pipeline
 
 
 class MemoryQueues:
@@ -65,9 +66,10 @@ class MemoryQueues:
         dead_letters: list[DeadRecord],
         now_ms: Callable[[], int],
     ) -> None:
-        self._queues = {
-            name: _Queue(syncers[name], RabbitSettings(**handler.options)) for name, handler in handlers.items()
-        }
+        self._queues: dict[str, _Queue] = {}
+        for name, handler in handlers.items():
+            settings = RabbitSettings(**handler.options)
+            self._queues[name] = _Queue(syncers[name], settings, Pipeline.of(settings))
         self._executor = executor
         self._dead_letters = dead_letters
         self._now_ms = now_ms
@@ -92,16 +94,15 @@ class MemoryQueues:
         """
         first = self._waiting.popleft()
         queue = self._queues[first.queue]
-        settings = queue.settings
-        pipeline = Pipeline(settings.schemas, settings.max_retries, None, settings.max_body_bytes)
+        batches = queue.settings.batches
         ready: list[tuple[MemoryRabbitDelivery, Any]] = []
-        for delivery in (first, *self._taken_with(first, settings.batches)):
-            prepared = pipeline.prepare(delivery.headers, delivery.body)
+        for delivery in (first, *self._taken_with(first, batches)):
+            prepared = queue.pipeline.prepare(delivery.headers, delivery.body)
             if isinstance(prepared, Ready):
                 ready.append((delivery, prepared.message))
             else:
                 self._settle(delivery, prepared, queue)
-        if settings.batches is None:
+        if batches is None:
             for delivery, message in ready:
                 self._settle(delivery, await self._verdict(queue, delivery, message), queue)
         elif ready:

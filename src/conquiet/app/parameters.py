@@ -139,6 +139,10 @@ class SignatureReader:
         what = self.what
         if not callable(function):
             raise ConfigurationError(f"the {what} must be a function")
+        if isinstance(function, type):
+            raise ConfigurationError(
+                f"the {what} must be a function, not the class {function.__qualname__}: a call only creates an object"
+            )
         reject_generator_function(f"the {what}", function)
         try:
             hints = get_type_hints(function, include_extras=True)
@@ -146,6 +150,11 @@ class SignatureReader:
             raise ConfigurationError(
                 f"the {what} has an annotation that cannot be resolved: {error}. Import the type at the top of its "
                 "module, not only under TYPE_CHECKING"
+            ) from error
+        except TypeError as error:
+            raise ConfigurationError(
+                f"the {what} must be a function, not an object of the class {type(function).__qualname__}: its "
+                "parameters are read from its annotations. Write a function that calls the object"
             ) from error
         parameters = tuple(
             self._parameter(parameter, hints)

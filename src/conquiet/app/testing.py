@@ -27,6 +27,7 @@ from conquiet.app.memory_leases import MemoryLeases, ending
 from conquiet.core.batch_run import BatchRun
 from conquiet.core.batching import batch_settings
 from conquiet.core.clock import SYSTEM_CLOCK
+from conquiet.core.functions import reject_unawaited
 from conquiet.core.json_codec import CodecError
 from conquiet.core.settlement import RetryLater
 from conquiet.core.signatures import takes_keywords_of
@@ -279,6 +280,7 @@ class TestApp:
         try:
             with ending(delivery):
                 value = await runner.invoke(envelope, delivery)
+                reject_unawaited(value)
         except (InfrastructureError, MessageInProgressError):
             self._broker.keep_turn(stream, envelope)
             self._broker.put(self.clock.now_ms, stream, envelope)  # not the message's fault: no attempt is counted

@@ -7,7 +7,7 @@ from typing import Any
 
 from conquiet.core.background import BackgroundWorker
 from conquiet.core.functions import is_coroutine_function
-from conquiet.core.lifecycle import AsyncLifecycle, Health, Worker
+from conquiet.core.lifecycle import AsyncLifecycle, Health, Status, Worker
 from conquiet.core.worker_pool import current_worker
 from conquiet.errors import LifecycleError
 
@@ -91,8 +91,8 @@ class WorkerGroup(BackgroundWorker):
     async def close(self) -> None:
         """Stop all workers, wait for their end, and release their connections. Called by a handler it only stops."""
         self.end()
-        if current_worker() is not None:
-            return
+        if self._life.status is Status.STOPPING and current_worker() is not None:
+            return  # the end waits for this handler
         await self._life.wait_ended()
         for worker in self._workers:
             closing = worker.close()

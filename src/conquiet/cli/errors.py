@@ -62,6 +62,11 @@ _REASONS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("noperm",), "does not allow this user the command", "give the user the rights that docs/cli.md names"),
     (("1049", "unknown database"), "has no such database", "create it, or name another one in the URL"),
     (
+        ("certificate verify failed", "certificate_verify_failed"),
+        "has a certificate that is not trusted",
+        "name the file of its authority in the URL: ?cacertfile=… (RabbitMQ) or ?ssl_ca_certs=… (Redis)",
+    ),
+    (
         ("name or service", "nodename", "getaddrinfo", "name resolution"),
         "cannot be found: there is no such host",
         "check the host name in the URL",

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, unquote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
-from conquiet.rabbitmq_api import RabbitApi, default_api_url, has_dead_letter_exchange, queue_setting
+from conquiet.rabbitmq_api import RabbitApi, default_api_url, has_dead_letter_exchange, queue_setting, vhost_of
 
 if TYPE_CHECKING:
     from conquiet.rabbit import DeliveryFilter, RabbitDeadLetters
@@ -85,7 +85,7 @@ class RabbitView:
         self.url = url
         self.api_url = api_url or default_api_url(url)
         self._api = RabbitApi(self.api_url)
-        self._vhost = unquote(urlsplit(url).path[1:]) or "/"
+        self._vhost = vhost_of(url)
 
     def dead_letters(self, queue: str) -> "RabbitDeadLetters":
         """Return the messages of a dead-letter queue, to list, replay and discard. Needs the extra ``rabbit``."""

@@ -1,6 +1,5 @@
 """Check AMQP URLs, and convert them to the parameters of the client library."""
 
-import re
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,8 +13,8 @@ from conquiet.core.redaction import redact_url
 from conquiet.core.validation import require_seconds, require_text
 from conquiet.errors import ConfigurationError
 from conquiet.rabbit.tables import pack_short
+from conquiet.rabbitmq_api import BETWEEN_URLS, split_tls_options, tls_context
 
-_BETWEEN_URLS: Final = re.compile(r",(?=amqps?://)")
 _LONGEST_HEARTBEAT_S: Final = 65_535  # the protocol has 16 bits for it
 
 
@@ -24,9 +23,10 @@ class Address:
     """One broker, or the nodes of one cluster, which are tried in turn. Checked when it is created.
 
     Attributes:
-        urls: ``amqp://`` or ``amqps://``; not shown by ``repr``, because they hold credentials.
-        ssl_context: Used for ``amqps``. None verifies the host name, and the certificate against the authorities of
-            the system.
+        urls: ``amqp://`` or ``amqps://``; not shown by ``repr``, because they hold credentials. An ``amqps://`` URL may
+            name files for TLS, see ``rabbitmq_api``. They are read for each connection, so they may be renewed.
+        ssl_context: Used for ``amqps``, in place of such files. None verifies the host name, and the certificate
+            against the authorities of the system.
         heartbeat_s: None uses the broker's proposal.
         timeout_s: Longest wait for a connection.
         name: Name of the connection on the broker's management page.
@@ -67,13 +67,20 @@ class Address:
         if not isinstance(url, str) or not url.startswith(("amqp://", "amqps://")):
             raise ConfigurationError("an AMQP URL starts with amqp:// or amqps://")
         _check_spelling(url)
+        bare_url, tls_options = split_tls_options(url)
         try:
-            parameters = pika.URLParameters(url)
+            parameters = pika.URLParameters(bare_url)
         except Exception:  # noqa: BLE001 - pika's checks raise errors of several types
             # Without the cause: pika's text may quote the URL, password included.
             raise ConfigurationError(f"not an AMQP URL that can be used: {redact_url(url)}") from None
+        if tls_options and self.ssl_context is not None:
+            raise ConfigurationError("files for TLS are in the AMQP URL and ssl_context is given: give one of them")
+        if tls_options and not url.startswith("amqps://"):
+            raise ConfigurationError(
+                "files for TLS are for amqps:// and the URL says amqp://: nothing would be encrypted"
+            )
         if url.startswith("amqps://"):
-            context = self.ssl_context or ssl.create_default_context()
+            context = self.ssl_context or tls_context(tls_options) or ssl.create_default_context()
             parameters.ssl_options = pika.SSLOptions(context, urlsplit(url).hostname)
         if self.heartbeat_s is not None:
             parameters.heartbeat = self.heartbeat_s
@@ -99,6 +106,10 @@ def _check_spelling(url: str) -> None:
         raise ConfigurationError(
             "an AMQP URL has an @ behind its host: write / ? # and @ in a name or a password as %2F %3F %23 and %40"
         )
+    if any(option.startswith("ssl_options=") for option in parts.query.split("&")):
+        raise ConfigurationError(
+            "ssl_options in an AMQP URL is refused: name the files as amqps://…?cacertfile=…&certfile=…&keyfile=…"
+        )
     if "/" in parts.path[1:]:
         raise ConfigurationError(
             "an AMQP URL names one virtual host, and this one has a second slash: write a slash in its name as %2F"
@@ -108,7 +119,7 @@ def _check_spelling(url: str) -> None:
 def as_urls(url: str | Sequence[str]) -> tuple[str, ...]:
     """Return one URL or several as a tuple. A text may hold several: ``amqp://one/,amqp://two/``."""
     if isinstance(url, str):
-        return tuple(_BETWEEN_URLS.split(url))
+        return tuple(BETWEEN_URLS.split(url))
     if not isinstance(url, Sequence):
         raise ConfigurationError("url must be an AMQP URL, or a list of them")
     return tuple(url)

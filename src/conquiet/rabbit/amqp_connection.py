@@ -67,9 +67,9 @@ class AmqpConnection(Connection, asyncio.Protocol):  # type: ignore[misc]  # pik
         self.frames_sent += number
         self._adapter_emit_data(frames)
 
-    def drop(self) -> None:
-        """Abort the transport, without the closing handshake."""
-        self._terminate_stream(amqp.StreamLostError("dropped by a forced stop"))
+    def drop(self, error: amqp.StreamLostError) -> None:
+        """Abort the transport, without the closing handshake. ``error`` becomes the reason of the loss."""
+        self._terminate_stream(error)
 
     # -------------------------------------------------------------- called by asyncio
     def connection_made(self, transport: Any) -> None:

@@ -19,7 +19,7 @@ from pika import exceptions as amqp
 from pika import spec
 
 from conquiet.core.versions import release_of
-from conquiet.errors import QueueMissingError, RabbitConnectionError
+from conquiet.errors import ConfigurationError, QueueMissingError, RabbitConnectionError
 from conquiet.rabbit.address import Address
 from conquiet.rabbit.amqp_connection import AmqpConnection, OnArrivals, RawProperties
 from conquiet.rabbit.frames import pack_acks, pack_reject
@@ -117,6 +117,10 @@ class Link:
                 raise RabbitConnectionError(
                     f"cannot connect to RabbitMQ at {address.shown}: {error.reason}", reason=error.reason
                 ) from error.__cause__
+            if isinstance(error, ConfigurationError):  # a file of the URL, which was there when the address was created
+                raise RabbitConnectionError(
+                    f"cannot connect to RabbitMQ at {address.shown}: {error}", reason=type(error).__name__
+                ) from error
             raise
         link._channel.add_on_close_callback(link._on_channel_closed)
         link._channel.add_on_cancel_callback(link._on_cancelled_by_broker)
@@ -294,9 +298,10 @@ class Link:
 
     def drop(self) -> None:
         """End the connection without waiting for the broker. Every wait for a reply ends."""
-        self._lose(LossKind.CONNECTION, None)
+        error = amqp.StreamLostError("dropped by a forced stop")
+        self._lose(LossKind.CONNECTION, error)
         if self._connection is not None and not self._connection.is_closed:
-            self._connection.drop()
+            self._connection.drop(error)
 
     def give_up(self, error: BaseException) -> None:
         """Treat the link as lost, because a request got no reply: it is unknown whether the broker carried it out."""

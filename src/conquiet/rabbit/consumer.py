@@ -32,7 +32,6 @@ from conquiet.rabbit.dispatcher import Dispatcher
 from conquiet.rabbit.link_session import LinkSession
 from conquiet.rabbit.loop_stall_monitor import LoopStallMonitor
 from conquiet.rabbit.pipeline import Pipeline
-from conquiet.rabbit.proca.decrypt import Decryptor
 from conquiet.rabbit.queue_probe import resolve_policy, was_declared_with_dead_letters
 from conquiet.rabbit.settings import RabbitSettings, method_takes_settings
 from conquiet.rabbit.settle import SettlePolicy
@@ -83,12 +82,7 @@ class RabbitConsumer(BackgroundWorker):
             timeout_s=settings.connect_timeout_s,
             name=self._tag,
         )
-        self._pipeline = Pipeline(
-            settings.schemas,
-            settings.max_retries,
-            None if settings.key_store is None else Decryptor(settings.key_store),
-            settings.max_body_bytes,
-        )
+        self._pipeline = Pipeline.of(settings)
         self._stats = DeliveryStats(self._queue)
         self._listeners: list[Callable[[ConnectionEvent], None]] = []
         self._outage = OutageWatch("RabbitMQ", f"nothing is consumed from queue {self._queue}")

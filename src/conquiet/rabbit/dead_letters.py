@@ -93,6 +93,7 @@ class RabbitDeadLetters:
 
     async def list(self, *, limit: int | None = None, where: DeliveryFilter = EVERYTHING) -> Sequence[DeadDelivery]:
         """Return the first ``limit`` selected messages, or all if it is None. They stay in the queue."""
+        _check_selection(where, limit)
         found: list[DeadDelivery] = []
 
         def visit(one: DeadDelivery) -> bool:
@@ -130,8 +131,7 @@ class RabbitDeadLetters:
 
         A dry run only reads, and returns the number that would be deleted.
         """
-        if limit is not None:
-            require_positive("limit", limit)
+        _check_selection(where, limit)
         if dry_run:
             return len(await self.list(limit=limit, where=where))
         deleted = 0
@@ -185,7 +185,11 @@ class RabbitDeadLetters:
             PublishError: A message could not be put back. It is still in the dead-letter queue. From RabbitMQ 4.3 on it
                 may be a copy behind the others, because a release might exceed the delivery limit of a quorum queue.
         """
-        _check_arguments(to, limit, on_progress)
+        _check_selection(where, limit)
+        if to is not None:
+            require_name("to", to)
+        if on_progress is not None and not callable(on_progress):
+            raise ConfigurationError("on_progress must be a function")
         throttle = Throttle(rate_per_s, self._clock)
         if dry_run:
             found = await self.list(limit=limit, where=where)
@@ -273,14 +277,12 @@ class RabbitDeadLetters:
             cost.check_deliveries(self._queue, deliveries, count_a_delivery=self._count_a_delivery)
 
 
-def _check_arguments(to: object, limit: object, on_progress: object) -> None:
+def _check_selection(where: object, limit: object) -> None:
     """Reject arguments that would fail only after a message was taken."""
-    if to is not None:
-        require_name("to", to)
+    if not isinstance(where, DeliveryFilter):
+        raise ConfigurationError(f"where must be a DeliveryFilter, got a {type(where).__name__}")
     if limit is not None:
         require_positive("limit", limit)
-    if on_progress is not None and not callable(on_progress):
-        raise ConfigurationError("on_progress must be a function")
 
 
 class _Replayer:

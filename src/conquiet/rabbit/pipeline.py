@@ -8,7 +8,7 @@ The first step that refuses a message ends the preparation.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from conquiet.rabbit import message_schemas
 from conquiet.rabbit.death_headers import retry_count
@@ -17,6 +17,9 @@ from conquiet.rabbit.message_schemas import SchemaRegistry
 from conquiet.rabbit.proca.decrypt import Decryptor, KeyFault
 from conquiet.rabbit.proca.normalize import merge_contact
 from conquiet.rabbit.settle import Exhausted
+
+if TYPE_CHECKING:
+    from conquiet.rabbit.settings import RabbitSettings
 
 EXHAUSTED: Final = Exhausted()
 
@@ -39,6 +42,12 @@ class Pipeline:
     max_retries: int | None = None
     decryptor: Decryptor | None = None
     max_body_bytes: int = DEFAULT_MAX_BYTES
+
+    @classmethod
+    def of(cls, settings: "RabbitSettings") -> "Pipeline":
+        """Return the pipeline of a consumer with these settings."""
+        decryptor = None if settings.key_store is None else Decryptor(settings.key_store)
+        return cls(settings.schemas, settings.max_retries, decryptor, settings.max_body_bytes)
 
     @property
     def reads_headers(self) -> bool:

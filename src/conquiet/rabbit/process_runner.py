@@ -9,10 +9,11 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from conquiet.core.log import FactLogger
 from conquiet.errors import ConquietError, LifecycleError, UncaughtError
+from conquiet.rabbit.connection_events import EventKind
 from conquiet.rabbit.consumer import RabbitConsumer
 from conquiet.rabbit.counters import Counters
 from conquiet.rabbit.settings import RabbitSettings, seed_defaults, takes_settings
@@ -20,6 +21,9 @@ from conquiet.rabbit.syncer import Syncer
 from conquiet.signals import TerminationHandlers, install_termination_handlers
 
 logger = FactLogger(__name__)
+
+_FAILED: Final = 1
+_NEVER_CONSUMED: Final = 2
 
 
 @takes_settings(RabbitSettings)
@@ -40,28 +44,40 @@ def sync_queue(url: str | Sequence[str], queue: str, syncer: Syncer, **options: 
         UncaughtError: Other code raised an error that was not caught.
         RabbitError: The broker cannot be reached, or the queue does not exist.
     """
-    return _work(url, queue, syncer, {**seed_defaults(), **options}, "sync_queue")
+    _refuse_inside_loop("sync_queue")
+    return _work(RabbitConsumer(url, queue, syncer, **{**seed_defaults(), **options}))
 
 
 @takes_settings(RabbitSettings)
 def run_process(url: str | Sequence[str], queue: str, syncer: Syncer, **options: Any) -> int:
     """Process a queue of any JSON objects until SIGTERM or SIGINT, and return an exit code.
 
-    It has the options and defaults of ``RabbitConsumer``: no failed message is deleted. The code is 0 after a graceful
-    stop. It is 1 after a fatal error, which is logged, and if handlers were abandoned after the grace period.
+    It has the options and defaults of ``RabbitConsumer``: no failed message is deleted. Errors are logged.
+
+    0    stopped gracefully
+    1    a fatal error of the syncer, a connection that was lost too often, or handlers that did not end in time
+    2    it never consumed: a setting is wrong, the broker cannot be reached, or the queue does not exist
     """
+    events: set[EventKind] = set()
     try:
-        count = _work(url, queue, syncer, options, "run_process")
+        _refuse_inside_loop("run_process")
+        consumer = RabbitConsumer(url, queue, syncer, **options)
+        consumer.listen(lambda event: events.add(event.kind))
+        count = _work(consumer)
     except ConquietError as error:
-        logger.failure(logging.CRITICAL, "the process ends with exit code 1", error)
-        return 1
-    return 1 if count.abandoned else 0
+        has_begun = EventKind.CONNECTED in events or isinstance(error, UncaughtError)
+        code = _FAILED if has_begun else _NEVER_CONSUMED
+        logger.failure(logging.CRITICAL, "the process ends with exit code %(exit_code)s", error, exit_code=code)
+        return code
+    return _FAILED if count.abandoned else 0
 
 
-def _work(url: str | Sequence[str], queue: str, syncer: Syncer, options: dict[str, Any], name: str) -> Counters:
+def _refuse_inside_loop(name: str) -> None:
     if asyncio._get_running_loop() is not None:  # noqa: SLF001 - the public function raises without a loop
         raise LifecycleError(f"{name} starts an event loop; inside a running one: await RabbitConsumer(...).run()")
-    consumer = RabbitConsumer(url, queue, syncer, **options)
+
+
+def _work(consumer: RabbitConsumer) -> Counters:
     with install_termination_handlers(consumer.stop) as handlers, _uncaught_in_threads(consumer):
         try:
             return asyncio.run(_run(consumer, handlers))

@@ -100,7 +100,7 @@ def interpret_result(result: object) -> SyncerResult:
     hint = ""
     if inspect.iscoroutine(result):
         result.close()  # never awaited: Python would warn
-        hint = "; declare the syncer with 'async def'"
+        hint = "; await it in the syncer, declared with 'async def'"
     return ContractBroken(f"the syncer must return True or False, it returned a {type(result).__name__}{hint}")
 
 

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from tests.integration.app.conftest import LEDGER, Place
 
-from conquiet import App, DbSession, Emit, JobContext, RetryPolicy
+from conquiet import App, DbSession, Emit, JobContext, Reject, RetryPolicy
 from conquiet.app import AppSettings
 from conquiet.errors import ConfigurationError
 
@@ -185,3 +185,44 @@ def test_a_shared_transaction_without_a_session_is_refused(app: App) -> None:
 def test_a_batch_with_a_shared_transaction_is_refused(app: App) -> None:
     with pytest.raises(ConfigurationError, match="Leave one of them out"):
         app.handler("order.paid", share_transaction=10, batch=10)
+
+
+async def test_a_shared_transaction_without_the_inbox_keeps_its_error(place: Place) -> None:
+    app = place.app()
+    runs: list[str] = []
+
+    @app.handler("order.paid", once=False, share_transaction=10, within_s=0.3)
+    def book(order: OrderPaid, session: Session) -> None:
+        runs.append(order.order_id)
+        session.execute(row(order))
+        if order.order_id == "b":
+            raise Reject("no such order")
+
+    async with place.running(app) as running:
+        for order_id in "abc":
+            await running.deliver("order.paid", {"order_id": order_id}, message_id=order_id)
+        await running.settle()
+        (dead,) = await running.dead_letters()
+
+    assert sorted(place.booked()) == ["a", "c"]
+    assert sorted(runs) == ["a", "b", "c"]
+    assert (dead.id, dead.reason, dead.error) == ("b", "rejected", "no such order")
+
+
+async def test_a_batch_without_the_inbox_costs_only_the_guilty(place: Place) -> None:
+    app = place.app()
+
+    @app.handler("order.paid", once=False, batch=10, within_s=0.3)
+    async def book(orders: list[OrderPaid], session: AsyncSession) -> None:
+        await session.execute(insert(LEDGER), [{"order_id": order.order_id} for order in orders])
+        if any(order.order_id == "b" for order in orders):
+            raise Reject("no such order")
+
+    async with place.running(app) as running:
+        for order_id in "abc":
+            await running.deliver("order.paid", {"order_id": order_id}, message_id=order_id)
+        await running.settle()
+        (dead,) = await running.dead_letters()
+
+    assert sorted(place.booked()) == ["a", "c"]
+    assert (dead.id, dead.reason) == ("b", "rejected")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 
 import pika
 import pytest
+from nacl.public import PrivateKey
 from sqlalchemy import create_engine, insert, select
 from sqlalchemy.engine import Engine
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -19,7 +21,15 @@ from tests.integration.app.conftest import LEDGER, METADATA
 from conquiet import App, Emit, JobContext, Reject, SyncEmit
 from conquiet.app import AppSettings, TestApp
 from conquiet.errors import ConfigurationError, DatabaseUnavailableError
-from conquiet.rabbit import RabbitDeadLetters, Requeue, current_deliveries, current_delivery
+from conquiet.rabbit import (
+    MemoryKeyStore,
+    RabbitDeadLetters,
+    Requeue,
+    SchemaRegistry,
+    current_deliveries,
+    current_delivery,
+    seal,
+)
 from conquiet.testing import wait_until_async
 
 QUEUE = "crm-sync"
@@ -202,6 +212,40 @@ async def test_a_failing_handler_of_a_queue_runs_twice_and_its_message_dies(plac
     assert place.booked() == []
 
 
+async def save(_orders: object) -> None:
+    raise AssertionError
+
+
+async def one_async(order: Order) -> Any:
+    return save(order)
+
+
+def one_plain(order: Order) -> Any:
+    return save(order)
+
+
+async def many_async(orders: list[Order]) -> Any:
+    return save(orders)
+
+
+def many_plain(orders: list[Order]) -> Any:
+    return save(orders)
+
+
+@pytest.mark.parametrize("handler", [one_async, one_plain, many_async, many_plain])
+async def test_a_queue_keeps_a_message_if_its_handler_was_not_awaited(
+    place: QueuePlace, handler: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = place.app()
+    app.queue(QUEUE, batch=2 if "many" in handler.__name__ else None)(handler)
+
+    async with place.running(app):
+        await place.publish({"order_id": "a"}, "m1")
+        assert await place.dead() == [("m1", "refused")]
+
+    assert "so its work was not done" in caplog.text
+
+
 async def test_a_plain_function_of_a_queue_emits_in_its_transaction(place: QueuePlace) -> None:
     app = place.app()
     receipts: list[str] = []
@@ -241,6 +285,24 @@ async def test_an_unreadable_body_of_a_queue_dies_with_its_reason(place: QueuePl
             with place._channel() as channel:
                 channel.basic_publish("", QUEUE, b"no json", pika.BasicProperties(message_id="m1"))
         assert await place.dead() == [("m1", "body is not JSON")]
+
+
+async def test_personal_data_of_a_queue_is_decrypted(place: QueuePlace) -> None:
+    app = place.app()
+    recipient, sender = PrivateKey.generate(), PrivateKey.generate()
+    public, private = (urlsafe_b64encode(bytes(key)).decode().rstrip("=") for key in (recipient.public_key, recipient))
+    contacts: list[object] = []
+
+    @app.queue(QUEUE, schemas=SchemaRegistry(), key_store=MemoryKeyStore({public: private}))
+    async def book(action: dict[str, Any]) -> None:
+        contacts.append(action["contact"])
+
+    async with place.running(app):
+        sealed = seal({"email": "jane@example.org"}, recipient_public=public, sender_private=bytes(sender))
+        await place.publish({"schema": "proca:action:2", "personalInfo": sealed}, "m1")
+        await place.until(lambda: contacts)
+
+    assert contacts == [{"email": "jane@example.org"}]
 
 
 async def test_a_batch_has_each_effect_once_and_fails_only_the_guilty(place: QueuePlace) -> None:

@@ -1,8 +1,8 @@
 """Bad use of an App: each with its sentence, when it is declared or at the start."""
 
-import subprocess
-import sys
+import asyncio
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, sessionmaker
 
 from conquiet import App, AppSettings, DbSession, Emit, Every, JobContext, SyncEmit
-from conquiet.app import TestApp
 from conquiet.core.lifecycle import Worker
+from conquiet.core.worker_pool import WorkerPool
 from conquiet.errors import ConfigurationError, LifecycleError
 
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -45,6 +45,31 @@ def test_a_decorated_function_stays_as_it_is() -> None:
 
 async def no_payload() -> None:
     raise AssertionError
+
+
+@pytest.mark.parametrize("decorator", ["handler", "queue", "schedule"])
+def test_a_decorator_without_its_argument_is_refused(decorator: str) -> None:
+    """The function would be replaced by a decorator, and nothing would ever run."""
+    with pytest.raises(ConfigurationError, match=r"(event|name|when) must be"):
+        getattr(App("shop"), decorator)(no_payload)
+
+
+@pytest.mark.parametrize("decorator", ["handler", "queue"])
+def test_a_handler_that_is_no_function_is_refused(decorator: str) -> None:
+    """Messages for a class would be acknowledged: a call only creates an object."""
+
+    class Book:
+        async def __call__(self, order: OrderPaid) -> None:
+            raise AssertionError
+
+    register = getattr(App("shop"), decorator)("order.paid")
+
+    with pytest.raises(ConfigurationError, match=r"must be a function, not the class .*Book: a call only creates"):
+        register(Book)
+    with pytest.raises(ConfigurationError, match=r"must be a function, not an object of the class .*Book"):
+        register(Book())
+    with pytest.raises(ConfigurationError, match="must be a function, not an object of the class partial"):
+        register(partial(handle))
 
 
 async def test_an_app_without_a_handler_is_not_run() -> None:
@@ -314,44 +339,54 @@ async def test_delay_and_at_exclude_each_other() -> None:
         await app.emit("order.paid", OrderPaid("a"), at=datetime(2030, 1, 1))  # noqa: DTZ001 - the mistake
 
 
-async def test_time_of_a_test_app_passes_only_by_advance() -> None:
+class Pool:
+    """A resource of the process."""
+
+
+def app_with_resource() -> tuple[App, list[str]]:
+    """Return an app with a resource whose clean-up takes a while, and the clean-ups that have ended."""
     app = App("shop", redis=NOWHERE)
-    seen: list[str] = []
+    ended: list[str] = []
 
-    @app.handler("reminder")
-    async def remind(payload: dict[str, str]) -> None:
-        seen.append(payload["text"])
+    async def make_pool():  # type: ignore[no-untyped-def]  # noqa: ANN202 - a factory
+        yield Pool()
+        await asyncio.sleep(0.05)
+        ended.append("pool")
 
-    async with TestApp(app) as t:
-        await t.emit("reminder", {"text": "later"}, delay_s=3_600)
-        assert await t.drain() == 0
-        t.clock.advance(3_600)
-        assert await t.drain() == 1
+    app.provide(Pool, make_pool, scope="process")
 
-    assert seen == ["later"]
-    assert [(one.event, one.data) for one in t.emitted] == [("reminder", {"text": "later"})]
+    @app.handler("order.paid")
+    async def book(order: dict, pool: Pool) -> None:  # type: ignore[type-arg]
+        raise AssertionError
+
+    return app, ended
 
 
-def test_a_test_app_without_schedules_needs_no_scheduler_extra() -> None:
-    """Found by scripts/five_minutes.py, in an environment that has only the extras that a project names."""
-    program = """
-import asyncio, sys
-sys.modules["cronsim"] = None
-import importlib.util
-real = importlib.util.find_spec
-from conquiet.core import extras
-extras.find_spec = lambda name, *rest: None if name == "cronsim" else real(name, *rest)
-from conquiet import App
-from conquiet.testing import TestApp
-app = App("shop", redis="redis://127.0.0.1:1/0")
-@app.handler("order.paid")
-async def book() -> None: ...
-async def main():
-    async with TestApp(app) as t:
-        await t.emit("order.paid")
-        print(await t.drain())
-asyncio.run(main())
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+async def test_close_returns_when_the_resources_of_the_process_are_cleaned_up() -> None:
+    """Otherwise the program ends its loop, and with it a clean-up that runs in ``run()``."""
+    app, ended = app_with_resource()
+    running = asyncio.create_task(app.run())
+    await asyncio.sleep(0)  # now it waits for its server
+    async with app.registry.resources.open((Pool,)):
+        pass
 
-    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    await app.close()
+
+    assert ended == ["pool"]
+    await running
+
+
+async def test_a_handler_of_another_worker_can_close_an_app_that_only_emits() -> None:
+    app, ended = app_with_resource()
+
+    async def handle(_message: str) -> None:
+        async with app.lifespan(), app.registry.resources.open((Pool,)):
+            pass
+
+    pool = WorkerPool(1, handle, on_free=lambda: None)
+    pool.start()
+    pool.put(["message"])
+    await pool.wait_idle()
+    await pool.close()
+
+    assert ended == ["pool"]

@@ -9,7 +9,7 @@ import pytest
 
 from conquiet.errors import RabbitConnectionError
 from conquiet.rabbit.address import Address
-from conquiet.rabbit.connection import Link
+from conquiet.rabbit.connection import Link, LossKind
 
 
 async def until_the_end(reader: Any, writer: Any, says: bytes) -> None:
@@ -68,3 +68,12 @@ async def test_a_server_that_is_no_broker_is_an_error(
 
     assert found == reason
     assert uncaught == []
+
+
+async def test_a_connection_that_a_forced_stop_ends_has_its_reason() -> None:
+    """A publisher that waits for its confirmation reports the reason."""
+    link = Link(1.0)
+
+    link.drop()
+
+    assert (link.lost.result().kind, link.lost.result().reason) == (LossKind.CONNECTION, "StreamLostError")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conquiet.errors import LifecycleError
-from conquiet.rabbit import RabbitConsumer, process_runner, sync_queue
+from conquiet.rabbit import RabbitConsumer, process_runner, run_process, sync_queue
 from conquiet.signals import TerminationHandlers
 
 NOWHERE = "amqp://127.0.0.1:1"
@@ -27,6 +27,11 @@ def test_a_signal_in_the_moment_of_the_start_is_a_good_end(monkeypatch: pytest.M
     monkeypatch.setattr(process_runner, "_run", interrupted)
 
     assert sync_queue(NOWHERE, "q", never).ack == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"concurrency": 0}])
+def test_a_process_that_never_consumed_ends_with_exit_code_2(options: Any) -> None:
+    assert run_process(NOWHERE, "q", never, **options) == 2
 
 
 def test_a_stop_without_a_signal_raises(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def test_only_positive_integers_pass_and_all_else_throws_at_once(name: str, valu
         RabbitConsumer(URL, "work", plain, **{name: value})
     with pytest.raises(ConfigurationError, match=name):
         sync_queue(URL, "work", plain, **{name: value})
-    assert run_process(URL, "work", plain, **{name: value}) == 1
+    assert run_process(URL, "work", plain, **{name: value}) == 2
     if name == "concurrency":
         with pytest.raises(ConfigurationError, match=name):
             RabbitConsumer(URL, "work", plain).set_concurrency(value)
@@ -183,6 +183,21 @@ def test_a_timeout_must_be_a_positive_number(kind: Any, seconds: Any) -> None:
 async def test_a_replay_is_checked_before_a_message_is_taken(order: Any) -> None:
     with pytest.raises(ConfigurationError):
         await RabbitDeadLetters(URL, "dead").replay(DeliveryFilter(), **order)
+
+
+@pytest.mark.parametrize(
+    ("selection", "sentence"),
+    [
+        ({"where": "all"}, "where must be a DeliveryFilter, got a str"),
+        ({"where": None}, "where must be a DeliveryFilter, got a NoneType"),
+        ({"where": DeliveryFilter(), "limit": -1}, "limit must be a positive integer"),
+        ({"where": DeliveryFilter(), "limit": "3"}, "limit must be a positive integer"),
+    ],
+)
+@pytest.mark.parametrize("call", ["list", "discard", "replay"])
+async def test_a_selection_is_checked_before_a_message_is_taken(call: str, selection: Any, sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        await getattr(RabbitDeadLetters(URL, "dead"), call)(**selection)
 
 
 def test_a_listener_must_be_callable() -> None:

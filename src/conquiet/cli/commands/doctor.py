@@ -3,7 +3,6 @@
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import unquote, urlsplit
 
 import typer
 
@@ -167,15 +166,14 @@ def _redelivery_sources(flag: str) -> "tuple[RedeliverySource, ...]":
 
 def _rabbit(flag: str, api_flag: str, queues: tuple[str, ...]) -> "list[Finding]":
     from conquiet.management.doctor.rabbit import examine_rabbit
-    from conquiet.rabbitmq_api import RabbitApiError
+    from conquiet.rabbitmq_api import RabbitApiError, vhost_of
 
     # Workers use AMQP: a reachable management API does not prove that the AMQP port and login work.
     check_broker(flag)
     url = find_url(flag, RABBIT)
     api_url = find_api_url(api_flag, url)
-    vhost = unquote(urlsplit(url).path[1:]) or "/"
     try:
-        return examine_rabbit(api_url, vhost, queues=queues)
+        return examine_rabbit(api_url, vhost_of(url), queues=queues)
     except RabbitApiError as error:
         reason = PermissionError("access denied") if error.login_refused else error.__cause__ or error
         raise CannotConnectError("the management API of RabbitMQ", api_url, reason) from error

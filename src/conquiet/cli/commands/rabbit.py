@@ -65,8 +65,8 @@ def run(
     Any JSON object is accepted. A message that fails twice goes to the queue's dead-letter exchange; without a known
     one it is moved to the durable queue QUEUE.dead.
 
-    Exit codes: 0 after a graceful stop, 1 after a fatal error (also a broker that cannot be reached) or when handlers
-    were abandoned after the grace period, 2 usage error.
+    Exit codes: 0 after a graceful stop; 1 after a fatal error, a connection that was lost too often, or when handlers
+    were abandoned after the grace period; 2 nothing was consumed: usage error, no broker, no such queue.
 
     Examples:
         conquiet rabbit run amqp://localhost orders shop.sync:handle --concurrency 8
@@ -96,7 +96,8 @@ def run(
     settings = {name: value for name, value in given.items() if value or name in {"schemas", "key_store"}}
     options: dict[str, Any] = {"concurrency": concurrency, **settings}
     address = require_url("" if url == "-" else url, RABBIT)
-    RabbitConsumer(address, queue, handler, **options)  # an invalid setting exits with 2, a fatal error with 1
+    RabbitConsumer(address, queue, handler, **options)  # an invalid setting is reported in one sentence
+    check_broker(address)
     set_up_logging(log_level)
     raise typer.Exit(run_process(address, queue, handler, **options))
 
