@@ -245,9 +245,11 @@ def reject_due_time(options: Mapping[str, object]) -> None:
             )
 
 
-def with_headers(messages: Iterable[NewMessage], headers: Mapping[str, str]) -> list[NewMessage]:
+def with_headers(messages: Sequence[NewMessage], headers: Mapping[str, str]) -> list[NewMessage]:
     """Return the messages with these headers added."""
-    return [replace(message, headers={**(message.headers or {}), **headers}) for message in messages]
+    for message in messages:
+        require_new_message(message)
+    return [replace(message, headers={**(require_headers(message.headers) or {}), **headers}) for message in messages]
 
 
 def parse_reply(step: ScriptCall, reply: Any) -> list[Emitted]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from conquiet.core import tracing
 from conquiet.core.tracing import Headers
-from conquiet.core.validation import require_text
+from conquiet.core.validation import require_seconds, require_text
 from conquiet.errors import LifecycleError
 from conquiet.processor.emit_requests import (
     EmitPlanner,
@@ -158,6 +158,7 @@ class Emitter:
             JobCancelledError: The job was cancelled.
             JobTimeoutError: The job has not ended in time.
         """
+        require_seconds("timeout_s", timeout_s, zero_allowed=True)  # checked before the message is sent
         message = NewMessage(event, data, id, max_attempts=max_attempts, key=key, keep_result_s=keep_result_s)
         return await (await self.emit_job(message, stream=stream)).result(timeout_s=timeout_s)
 

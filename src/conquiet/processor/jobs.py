@@ -24,7 +24,7 @@ from conquiet.core.causation import MessageRef, read_cause
 from conquiet.core.log import FactLogger
 from conquiet.core.micro_batcher import MicroBatcher
 from conquiet.core.redaction import printable
-from conquiet.core.validation import require_positive
+from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError, QueueError
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.failed_attempts import error_type_of
@@ -278,7 +278,8 @@ class Jobs:
 
     async def get(self, stream: str, job_id: str) -> Job | None:
         """Return one job, or None if it is unknown or has expired."""
-        reply = await command(self._client, "HGETALL", keys_of(stream).job(job_id), stream=stream)
+        key = keys_of(stream).job(require_text("job_id", job_id))
+        reply = await command(self._client, "HGETALL", key, stream=stream)
         facts = {name.decode(): value.decode() for name, value in as_mapping(reply).items()}
         if not facts:
             return None
