@@ -39,7 +39,7 @@ from conquiet.runtime.engine_events import Callback, EventDispatcher
 from conquiet.runtime.health import NOT_STARTED, NOTHING_DONE, EngineHealth, StopReport
 from conquiet.runtime.message import RuntimeMessage
 from conquiet.runtime.settings import RuntimeSettings, require_streams
-from conquiet.runtime.shutdown import wait_unless_forced
+from conquiet.runtime.shutdown import wait_shielded, wait_unless_forced
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -242,18 +242,26 @@ class Processor(OperatorCalls, BackgroundWorker):
     async def _run(
         self, engine: Engine, promoter: DelayedPromoter, stop_event: asyncio.Event | None = None
     ) -> StopReport:
+        living = asyncio.create_task(self._live(engine, promoter, stop_event), name="conquiet-processor")
+        try:
+            return await wait_shielded(living, stop=self.end, force=engine.forced.set)
+        finally:
+            self._lifecycle.finish()
+
+    async def _live(self, engine: Engine, promoter: DelayedPromoter, stop_event: asyncio.Event | None) -> StopReport:
         try:
             self._starting = asyncio.create_task(promoter.start(), name="conquiet-promoter-start")
+            if self._lifecycle.is_stopping:  # stopped before there was a task to cancel
+                self._starting.cancel()
             await self._starting
             return await engine.start(stop_event)
         except (asyncio.CancelledError, LifecycleError):
-            # Stopped before the engine has started. A cancellation of the caller is raised.
+            # Stopped before the engine has started. A cancellation of this task is raised.
             if not self._lifecycle.is_stopping or is_ending(asyncio.current_task()):
                 raise
             return NOTHING_DONE
         finally:
             await self._finish(engine, promoter)
-            self._lifecycle.finish()
 
     def _cancel_start(self) -> None:
         cancel_from_any_thread(self._starting)
