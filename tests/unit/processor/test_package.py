@@ -201,5 +201,5 @@ async def test_wrong_messages_are_refused_while_tracing_is_on(
     span = nullcontext(SimpleNamespace(headers={"traceparent": "00-1-2-01"}))
     monkeypatch.setattr(tracing, "active", SimpleNamespace(send=lambda *_, **__: span))
 
-    with pytest.raises(ConfigurationError, match="messages must be NewMessage|headers must be a mapping"):
+    with pytest.raises(ConfigurationError, match=r"messages must be NewMessage|headers must be a mapping"):
         await kind(NOBODY, "orders").emit_many([wrong])
