@@ -256,6 +256,7 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
     async def _release(self) -> None:
         with contextlib.suppress(RedisError, OSError):
             await self._client.aclose()
+        self._emitter.leave_loop()
 
     def _enter(self) -> tuple[Coroutine[Any, Any, None], asyncio.Event]:
         return self.run(), self._ready

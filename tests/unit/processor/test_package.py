@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import redis.asyncio
+from rich.pretty import pretty_repr
 
 from conquiet.core import settlement, tracing
 from conquiet.errors import ConfigurationError
 from conquiet.processor import (
     DeadFilter,
     DeadLetters,
+    DeadRecord,
     Emitter,
     Jobs,
     JobState,
@@ -203,3 +205,15 @@ async def test_wrong_messages_are_refused_while_tracing_is_on(
 
     with pytest.raises(ConfigurationError, match=r"messages must be NewMessage|headers must be a mapping"):
         await kind(NOBODY, "orders").emit_many([wrong])
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        NewMessage("pay", {"card": "secret"}, headers={"token": "secret"}),
+        DeadRecord(reason="rejected", id="m", entry_id="1-0", group="g", payload={"card": "secret"}, error="secret"),
+    ],
+)
+def test_no_representation_shows_a_payload(one: object) -> None:
+    assert "secret" not in repr(one)
+    assert "secret" not in pretty_repr(one)  # rich's output for local variables
