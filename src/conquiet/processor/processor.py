@@ -43,6 +43,8 @@ from conquiet.runtime.shutdown import wait_shielded, wait_unless_forced
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_ENDS = {Status.STOPPING, Status.STOPPED}
+
 
 class Processor(OperatorCalls, BackgroundWorker):
     """Runs a handler per event, with retries, delays, dead letters and pauses.
@@ -216,8 +218,8 @@ class Processor(OperatorCalls, BackgroundWorker):
     def status(self) -> Status:
         """The lifecycle status."""
         status = self._lifecycle.status
-        is_ending = status is Status.RUNNING and self._engine is not None and self._engine.status is not Status.RUNNING
-        return Status.STOPPING if is_ending else status
+        engine = None if self._engine is None else self._engine.status  # NEW while the processor starts
+        return Status.STOPPING if status is Status.RUNNING and engine in _ENDS else status
 
     @property
     def consumer_id(self) -> str:
@@ -237,7 +239,7 @@ class Processor(OperatorCalls, BackgroundWorker):
         return replace(NOT_STARTED if engine is None else engine.health(), status=self.status)
 
     def _is_stopping(self) -> bool:
-        return self.status in {Status.STOPPING, Status.STOPPED}
+        return self.status in _ENDS
 
     async def _run(
         self, engine: Engine, promoter: DelayedPromoter, stop_event: asyncio.Event | None = None

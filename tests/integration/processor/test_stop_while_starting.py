@@ -33,6 +33,32 @@ async def test_a_stop_before_the_engine_has_begun_is_a_good_end(
     assert await processor.start() == NOTHING_DONE
 
 
+async def test_a_processor_that_starts_is_not_reported_as_stopping(
+    make_processor: MakeProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Redis that does not reply makes the start last."""
+    processor = make_processor()
+    processor.handler("pay")(_never)
+    starting, go_on = asyncio.Event(), asyncio.Event()
+    start = DelayedPromoter.start
+
+    async def slow(promoter: DelayedPromoter) -> None:
+        starting.set()
+        await go_on.wait()
+        await start(promoter)
+
+    monkeypatch.setattr(DelayedPromoter, "start", slow)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(processor.run())
+        await starting.wait()
+        health = processor.health()
+        go_on.set()
+        await wait_until_async(lambda: processor.health().ready)
+        processor.stop()
+
+    assert (health.status, health.reason) == (Status.RUNNING, "not connected to Redis")
+
+
 async def test_a_processor_that_was_stopped_cannot_be_started(make_processor: MakeProcessor) -> None:
     processor = make_processor()
     processor.handler("pay")(_never)
