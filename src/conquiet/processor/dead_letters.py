@@ -34,7 +34,7 @@ from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.policy import milliseconds, require_count
 from conquiet.processor.scripts import Arg, script
 from conquiet.processor.settings import ProcessorSettings
-from conquiet.redis_transport.client import AsyncClient
+from conquiet.redis_transport.client import AsyncClient, require_raw_client
 from conquiet.redis_transport.client_commands import command
 from conquiet.redis_transport.commands import Word
 from conquiet.redis_transport.ids import is_entry_id, milliseconds_of, parse_id
@@ -144,6 +144,7 @@ class DeadLetters:
     """
 
     def __init__(self, client: AsyncClient, stream: str) -> None:
+        require_raw_client(client)
         self._client = client
         self.keys = keys_of(stream)
 

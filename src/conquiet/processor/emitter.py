@@ -29,7 +29,7 @@ from conquiet.processor.jobs import JobRecorder, NewState
 from conquiet.processor.keys import Keys
 from conquiet.processor.results import JobHandle, Progress, write_progress
 from conquiet.processor.settings import ProcessorSettings
-from conquiet.redis_transport.client import AsyncClient
+from conquiet.redis_transport.client import AsyncClient, require_raw_client
 from conquiet.redis_transport.replica_wait import ReplicaWait
 
 
@@ -51,6 +51,7 @@ class Emitter:
         *,
         jobs: JobRecorder | None = None,
     ) -> None:
+        require_raw_client(client, sends_once=True)
         self._client = client
         self._jobs = jobs
         self._keeps_states = jobs is not None

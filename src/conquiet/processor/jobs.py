@@ -31,7 +31,7 @@ from conquiet.processor.failed_attempts import error_type_of
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.policy import milliseconds
 from conquiet.processor.scripts import Arg, script
-from conquiet.redis_transport.client import AsyncClient, SyncClient
+from conquiet.redis_transport.client import AsyncClient, SyncClient, require_raw_client
 from conquiet.redis_transport.client_commands import command
 from conquiet.redis_transport.replies import as_mapping
 
@@ -274,6 +274,7 @@ class Jobs:
     """
 
     def __init__(self, client: AsyncClient) -> None:
+        require_raw_client(client)
         self._client = client
 
     async def get(self, stream: str, job_id: str) -> Job | None:

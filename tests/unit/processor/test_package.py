@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,10 +19,12 @@ from conquiet.processor import (
     Emitter,
     Jobs,
     JobState,
+    KeyOrder,
     NewMessage,
     PartitionedEmitter,
     PartitionedProcessor,
     PartitionedStream,
+    Pauses,
     Processor,
     ProcessorSettings,
     RateLimit,
@@ -34,8 +37,9 @@ from conquiet.processor import (
 from conquiet.processor.emit_requests import EmitPlanner
 from conquiet.processor.partitioned_dead_letters import PartitionedDeadLetters
 from conquiet.processor.policy import LONGEST_MS, decide, milliseconds
+from conquiet.redis_transport.client import clone_async
 
-NOBODY = redis.asyncio.Redis(port=1)
+NOBODY = redis.asyncio.Redis.from_url("redis://127.0.0.1:1")
 """A client that is never called."""
 
 
@@ -217,3 +221,23 @@ async def test_wrong_messages_are_refused_while_tracing_is_on(
 def test_no_representation_shows_a_payload(one: object) -> None:
     assert "secret" not in repr(one)
     assert "secret" not in pretty_repr(one)  # rich's output for local variables
+
+
+@pytest.mark.parametrize("kind", [Emitter, PartitionedEmitter])
+def test_an_emitter_refuses_a_client_that_would_repeat_a_message(kind: Any) -> None:
+    """redis-py repeats a command after a lost reply, and reports nothing."""
+    with pytest.raises(ConfigurationError, match=r"may store a message twice: pass clone_async\(client\)"):
+        kind(redis.asyncio.Redis(port=1), "orders")
+    kind(clone_async(redis.asyncio.Redis(port=1)), "orders")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Jobs, Pauses, *(partial(kind, stream="orders") for kind in (DeadLetters, Emitter, KeyOrder, PartitionedStream))],
+)
+def test_a_client_with_other_replies_is_refused(kind: Any) -> None:
+    """An emitter would raise an AttributeError after the message was written."""
+    with pytest.raises(ConfigurationError, match="the client decodes replies"):
+        kind(redis.asyncio.Redis(port=1, decode_responses=True))
+    with pytest.raises(ConfigurationError, match="the client is a str"):
+        kind("redis://localhost")
