@@ -57,8 +57,10 @@ class BackgroundWorker(ABC):
 
 
 def require_stop_event(event: object) -> None:
-    """Raise ``ConfigurationError`` unless ``event`` is None or an event with an async ``wait()``."""
-    if event is not None and not inspect.iscoroutinefunction(getattr(event, "wait", None)):
+    """Raise ``ConfigurationError`` unless ``event`` is None or an event of asyncio: the wait for it would never end."""
+    if event is None:
+        return
+    if isinstance(event, type) or not inspect.iscoroutinefunction(getattr(event, "wait", None)):
         raise ConfigurationError("stop_event must be an asyncio.Event: waiting for another kind blocks the loop")
 
 
