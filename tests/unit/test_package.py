@@ -39,7 +39,7 @@ from conquiet import (
 )
 from conquiet.core.lifecycle import BlockingLifecycle
 from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError, QueueError
-from conquiet.processor import Emitter
+from conquiet.processor import Emitter, PartitionedEmitter
 from conquiet.queue.models import QueueMessage
 from conquiet.redis_transport.client import clone_async
 from conquiet.transactional import ToStream, for_processor, for_rabbit, for_runtime
@@ -349,9 +349,10 @@ async def test_a_process_of_its_own_is_not_begun_inside_an_event_loop() -> None:
         sync_queue(NOWHERE, "orders", lambda _: True)
 
 
-def test_an_emitter_in_a_second_event_loop_names_the_mistake() -> None:
+@pytest.mark.parametrize("kind", [Emitter, PartitionedEmitter])
+def test_an_emitter_in_a_second_event_loop_names_the_mistake(kind: type[Emitter]) -> None:
     """redis-py would report that the first loop is closed."""
-    emitter = Emitter(clone_async(NOBODY), "orders")
+    emitter = kind(clone_async(NOBODY), "orders")
 
     async def emit() -> None:
         await emitter.emit("pay")

@@ -57,6 +57,33 @@ def require_text(name: str, value: object) -> str:
     return value
 
 
+def require_string_or_none(name: str, value: object) -> None:
+    """Raise ``ConfigurationError`` unless ``value`` is a string, which may be empty, or None."""
+    if value is not None and not isinstance(value, str):
+        raise ConfigurationError(f"{name} must be a string, got {_kind(value)}")
+
+
+def require_selection(where: object, kind: type, *, limit: object = None, on_progress: object = None) -> None:
+    """Check the selection of a call on dead letters, before any of them is read or changed.
+
+    Args:
+        where: The filter.
+        kind: Class of filters of the broker.
+        limit: Maximum number of dead letters. None means all.
+        on_progress: Called after every step of a replay.
+
+    Raises:
+        ConfigurationError: An argument is wrong. Nothing was done.
+    """
+    if not isinstance(where, kind):
+        name = kind.__name__
+        raise ConfigurationError(f"where must be a {name}, got {_kind(where)}; {name}() selects all dead letters")
+    if limit is not None:
+        require_positive("limit", limit)
+    if on_progress is not None and not callable(on_progress):
+        raise ConfigurationError("on_progress must be a function")
+
+
 def require_identifier(name: str, value: object) -> str:
     """Return ``value`` if it is one plain SQL identifier (a column)."""
     if not isinstance(value, str) or _IDENTIFIER.fullmatch(value) is None:

@@ -70,6 +70,10 @@ class JobContext(Handling, eq=False):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} event={self.event!r} id={self.id!r} attempt={self.attempt}>"
 
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Show the fields of ``repr()`` without the payload: rich would show every field of a struct."""
+        return [("event", self.event), ("id", self.id), ("attempt", self.attempt)]
+
     @property
     def headers(self) -> Mapping[str, str]:
         """The ``headers`` of the sender. They include a trace context if the sender was traced."""

@@ -91,6 +91,10 @@ class DeadRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
             f"DeadRecord(reason={self.reason!r}, event={self.event!r}, id={self.id!r}, error_type={self.error_type!r})"
         )
 
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Show the fields of ``repr()`` without the message: rich would show every field of a struct."""
+        return [("reason", self.reason), ("event", self.event), ("id", self.id), ("error_type", self.error_type)]
+
     @property
     def replayable(self) -> bool:
         """False for an entry that was not an envelope: it would only be dead-lettered again."""

@@ -17,7 +17,13 @@ from typing import Any
 import msgspec
 
 from conquiet.core.replay_report import ReplayReport
-from conquiet.core.validation import require_positive, require_seconds, require_text
+from conquiet.core.validation import (
+    require_positive,
+    require_seconds,
+    require_selection,
+    require_string_or_none,
+    require_text,
+)
 from conquiet.errors import ConfigurationError
 from conquiet.metrics.registry import PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL
 from conquiet.metrics.safety import count
@@ -28,7 +34,7 @@ from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.policy import milliseconds, require_count
 from conquiet.processor.scripts import Arg, script
 from conquiet.processor.settings import ProcessorSettings
-from conquiet.redis_transport.client import AsyncClient
+from conquiet.redis_transport.client import AsyncClient, require_raw_client
 from conquiet.redis_transport.client_commands import command
 from conquiet.redis_transport.commands import Word
 from conquiet.redis_transport.ids import is_entry_id, milliseconds_of, parse_id
@@ -94,6 +100,16 @@ class DeadFilter:
     before_ms: int | None = None
     since_ms: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.id is not None:
+            _require_dead_id(self.id)
+        for name in ("event", "error_type", "reason", "group"):
+            require_string_or_none(name, getattr(self, name))
+        for name in ("before_ms", "since_ms"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise ConfigurationError(f"{name} must be milliseconds since the epoch, got a {type(value).__name__}")
+
     def accepts(self, dead: DeadMessage) -> bool:
         """Return True if the dead letter matches."""
         record = dead.record
@@ -128,6 +144,7 @@ class DeadLetters:
     """
 
     def __init__(self, client: AsyncClient, stream: str) -> None:
+        require_raw_client(client)
         self._client = client
         self.keys = keys_of(stream)
 
@@ -137,6 +154,7 @@ class DeadLetters:
         With a filter, a page may hold fewer items, even none, and still have a cursor.
         """
         require_positive("limit", limit)
+        require_selection(where, DeadFilter)
         items, following = await self._page(cursor, limit)
         return DeadPage(tuple(item for item in items if where.accepts(item)), following)
 
@@ -183,10 +201,9 @@ class DeadLetters:
             to: The consumer group to replay for, instead of the group that dead-lettered the message.
             on_progress: Called with the report so far after every step.
         """
+        require_selection(where, DeadFilter, limit=limit, on_progress=on_progress)
         if rate_per_s is not None:
             require_seconds("rate_per_s", rate_per_s)
-        if limit is not None:
-            require_positive("limit", limit)
         if to is not None:
             require_text("to", to)
         run = _Replay(
@@ -211,8 +228,7 @@ class DeadLetters:
 
     async def discard(self, where: DeadFilter, *, dry_run: bool = False, limit: int | None = None) -> int:
         """Delete dead letters permanently, the oldest ``limit`` of them. Return how many were (or would be) deleted."""
-        if limit is not None:
-            require_positive("limit", limit)
+        require_selection(where, DeadFilter, limit=limit)
         deleted = 0
         ids: list[str] = []
         async for dead in self._all(where):
@@ -226,6 +242,10 @@ class DeadLetters:
 
     async def discard_ids(self, ids: Sequence[str]) -> int:
         """Delete these dead letters permanently, in one step. Return how many existed."""
+        if isinstance(ids, str):
+            raise ConfigurationError("ids must be a list of dead letters' ids, got a single one")
+        for dead_id in ids:
+            _require_dead_id(dead_id)
         return await self._delete(ids, dry_run=False)
 
     async def trim(self, *, max_count: int | None = None, max_age_s: float | None = None) -> int:
@@ -352,7 +372,7 @@ def read_dead_message(raw_id: bytes, fields: "list[bytes]") -> DeadMessage:
     return DeadMessage(dead_id, record)
 
 
-def _require_dead_id(dead_id: str) -> str:
-    if not is_entry_id(dead_id):
+def _require_dead_id(dead_id: object) -> str:
+    if not isinstance(dead_id, str) or not is_entry_id(dead_id):
         raise ConfigurationError("a dead letter's id looks like 1763244000000-0")
     return dead_id

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, NamedTuple, TypedDict
 
@@ -39,19 +39,21 @@ Moment = float | datetime
 class NewMessage:
     """One message for ``emit_many``. The fields are the arguments of ``emit``.
 
+    ``repr()`` shows neither ``data`` nor ``headers``.
+
     Attributes:
         keep_result_s: How long the handler's result is kept after the end; see ``Processor.emit_and_wait``.
     """
 
     event: str
-    data: Mapping[str, Any] | None = None
+    data: Mapping[str, Any] | None = field(default=None, repr=False)
     id: str | None = None
     delay_s: float | None = None
     at: Moment | None = None
     max_attempts: int | None = None
     keep_result_s: float | None = None
     key: str | None = None
-    headers: Headers | None = None
+    headers: Headers | None = field(default=None, repr=False)
 
 
 class JobEmitOptions(TypedDict, total=False):
@@ -245,9 +247,11 @@ def reject_due_time(options: Mapping[str, object]) -> None:
             )
 
 
-def with_headers(messages: Iterable[NewMessage], headers: Mapping[str, str]) -> list[NewMessage]:
+def with_headers(messages: Sequence[NewMessage], headers: Mapping[str, str]) -> list[NewMessage]:
     """Return the messages with these headers added."""
-    return [replace(message, headers={**(message.headers or {}), **headers}) for message in messages]
+    for message in messages:
+        require_new_message(message)
+    return [replace(message, headers={**(require_headers(message.headers) or {}), **headers}) for message in messages]
 
 
 def parse_reply(step: ScriptCall, reply: Any) -> list[Emitted]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from conquiet.core import tracing
 from conquiet.core.tracing import Headers
-from conquiet.core.validation import require_text
+from conquiet.core.validation import require_seconds, require_text
 from conquiet.errors import LifecycleError
 from conquiet.processor.emit_requests import (
     EmitPlanner,
@@ -29,7 +29,7 @@ from conquiet.processor.jobs import JobRecorder, NewState
 from conquiet.processor.keys import Keys
 from conquiet.processor.results import JobHandle, Progress, write_progress
 from conquiet.processor.settings import ProcessorSettings
-from conquiet.redis_transport.client import AsyncClient
+from conquiet.redis_transport.client import AsyncClient, require_raw_client
 from conquiet.redis_transport.replica_wait import ReplicaWait
 
 
@@ -51,6 +51,7 @@ class Emitter:
         *,
         jobs: JobRecorder | None = None,
     ) -> None:
+        require_raw_client(client, sends_once=True)
         self._client = client
         self._jobs = jobs
         self._keeps_states = jobs is not None
@@ -158,6 +159,7 @@ class Emitter:
             JobCancelledError: The job was cancelled.
             JobTimeoutError: The job has not ended in time.
         """
+        require_seconds("timeout_s", timeout_s, zero_allowed=True)  # checked before the message is sent
         message = NewMessage(event, data, id, max_attempts=max_attempts, key=key, keep_result_s=keep_result_s)
         return await (await self.emit_job(message, stream=stream)).result(timeout_s=timeout_s)
 

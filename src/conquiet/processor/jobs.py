@@ -24,14 +24,14 @@ from conquiet.core.causation import MessageRef, read_cause
 from conquiet.core.log import FactLogger
 from conquiet.core.micro_batcher import MicroBatcher
 from conquiet.core.redaction import printable
-from conquiet.core.validation import require_positive
+from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError, QueueError
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.failed_attempts import error_type_of
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.policy import milliseconds
 from conquiet.processor.scripts import Arg, script
-from conquiet.redis_transport.client import AsyncClient, SyncClient
+from conquiet.redis_transport.client import AsyncClient, SyncClient, require_raw_client
 from conquiet.redis_transport.client_commands import command
 from conquiet.redis_transport.replies import as_mapping
 
@@ -274,11 +274,13 @@ class Jobs:
     """
 
     def __init__(self, client: AsyncClient) -> None:
+        require_raw_client(client)
         self._client = client
 
     async def get(self, stream: str, job_id: str) -> Job | None:
         """Return one job, or None if it is unknown or has expired."""
-        reply = await command(self._client, "HGETALL", keys_of(stream).job(job_id), stream=stream)
+        key = keys_of(stream).job(require_text("job_id", job_id))
+        reply = await command(self._client, "HGETALL", key, stream=stream)
         facts = {name.decode(): value.decode() for name, value in as_mapping(reply).items()}
         if not facts:
             return None

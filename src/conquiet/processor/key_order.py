@@ -13,7 +13,7 @@ from conquiet.errors import ConfigurationError
 from conquiet.processor.keys import keys_of
 from conquiet.processor.partition_layout import partition_names
 from conquiet.processor.scripts import script
-from conquiet.redis_transport.client import AsyncClient
+from conquiet.redis_transport.client import AsyncClient, require_raw_client
 
 _MOST_READ = 100_000
 """Maximum number of messages read by one search for stuck keys, because the search blocks the server."""
@@ -58,6 +58,7 @@ class KeyOrder:
     """
 
     def __init__(self, client: AsyncClient, stream: str) -> None:
+        require_raw_client(client)
         self._client = client
         self._keys = keys_of(stream)
 

@@ -31,7 +31,7 @@ class PartitionLayout:
     def __init__(self, client: AsyncClient, stream: str) -> None:
         self._client = client
         self._stream = require_stream_name(stream)
-        self._name = _key_of(stream)
+        self._name = f"{keys_of(stream).base}:partitions"
 
     async def read(self) -> Layout:
         """Return the number of partitions, 1 if the stream was never partitioned."""
@@ -91,10 +91,6 @@ class PartitionLayout:
 
     async def _run(self, name: str, *args: int) -> Any:
         return await script(name).call(self._client, (self._name,), args, stream=self._stream)
-
-
-def _key_of(stream: str) -> str:
-    return f"{keys_of(stream).base}:partitions"
 
 
 async def partition_names(client: AsyncClient, stream: str) -> list[str]:

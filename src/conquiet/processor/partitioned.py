@@ -36,6 +36,7 @@ from conquiet.redis_transport.errors import RedisError
 from conquiet.runtime.engine_events import Callback
 from conquiet.runtime.health import NOT_STARTED, EngineHealth
 from conquiet.runtime.settings import RuntimeSettings
+from conquiet.runtime.shutdown import wait_shielded
 
 logger = FactLogger(__name__)
 
@@ -105,6 +106,7 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
         self._lifecycle = AsyncLifecycle("this PartitionedProcessor")
         self._ready = asyncio.Event()
         self._work: asyncio.Task[None] | None = None
+        self._closes_at_end = False
 
     @takes_keywords_of(Processor.handler)
     def handler(self, event: str, **options: Any) -> Callable[[F], F]:
@@ -144,8 +146,17 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
             QueueError: The server could not be reached, at the start or for too long.
         """
         self._lifecycle.start()
+        living = asyncio.create_task(self._live(), name="conquiet-partitioned")
+        try:
+            await wait_shielded(living, stop=self.end, force=self._force)
+        finally:
+            self._lifecycle.finish()
+        if self._closes_at_end:
+            await self._release()
+
+    async def _live(self) -> None:
         self._work = asyncio.create_task(self._read_partitions(), name="conquiet-partitions")
-        if self._lifecycle.is_stopping:  # a signal or another thread called stop() before there was a task to end
+        if self._lifecycle.is_stopping:  # stopped before there was a task to cancel
             self._work.cancel()
         try:
             await self._work
@@ -158,7 +169,6 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
             results = await asyncio.gather(*self._running, return_exceptions=True)
             for processor in self._running.values():
                 await processor.close()
-            self._lifecycle.finish()
         for result in results:
             # A processor that was stopped before it started refuses to start: that is the requested end.
             if isinstance(result, BaseException) and not isinstance(result, LifecycleError):
@@ -226,18 +236,27 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
         self._lifecycle.stop()
         cancel_from_any_thread(self._work)
 
+    def _force(self) -> None:
+        for _ in range(2):  # the second call forces
+            self.stop()
+
     async def close(self) -> None:
         """Stop in order, wait for the end, and close the connections. Called by a handler it only stops.
 
         A processor that only emits may emit again afterwards.
         """
-        if self._work is not None:
+        if self._lifecycle.status is not Status.NEW:
             self.end()
         if any(processor.is_own_handler() for processor in self._running.values()):
+            self._closes_at_end = True
             return
         await self._lifecycle.wait_ended()
+        await self._release()
+
+    async def _release(self) -> None:
         with contextlib.suppress(RedisError, OSError):
             await self._client.aclose()
+        self._emitter.leave_loop()
 
     def _enter(self) -> tuple[Coroutine[Any, Any, None], asyncio.Event]:
         return self.run(), self._ready

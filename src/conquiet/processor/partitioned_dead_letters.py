@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from conquiet.core.replay_report import ReplayReport
+from conquiet.core.validation import require_selection
 from conquiet.processor.dead_letters import EVERYTHING, DeadCause, DeadFilter, DeadLetters, DeadMessage, DeadPage
 from conquiet.processor.partition_layout import partition_names
 from conquiet.redis_transport.client import AsyncClient
@@ -33,6 +34,7 @@ class PartitionedDeadLetters:
 
         With a filter, a page may hold fewer items, even none, and still have a cursor.
         """
+        require_selection(where, DeadFilter)
         pages = [await one.list(cursor=cursor, limit=limit) for one in await self._partitions()]
         items = sorted((item for page in pages for item in page.items), key=_age)
         has_more = len(items) > limit or any(page.cursor is not None for page in pages)
@@ -73,6 +75,7 @@ class PartitionedDeadLetters:
 
         Partitions are replayed one after the other: ``rate_per_s`` and ``limit`` apply to all of them together.
         """
+        require_selection(where, DeadFilter, limit=limit, on_progress=on_progress)
         total = ReplayReport(0, 0, 0, 0, dry_run)
         for one in await self._partitions():
             before = total
@@ -92,6 +95,7 @@ class PartitionedDeadLetters:
 
     async def discard(self, where: DeadFilter, *, dry_run: bool = False, limit: int | None = None) -> int:
         """Delete at most ``limit`` dead letters permanently. Return how many were (or would be) deleted."""
+        require_selection(where, DeadFilter, limit=limit)
         deleted = 0
         for one in await self._partitions():
             left = None if limit is None else limit - deleted

@@ -62,6 +62,7 @@ class PartitionedEmitter(Emitter):
     ) -> list[Emitted]:
         _require_none(stream, debounce)
         routed = RoutedMessages(self._router, self._plans, self._stream, _checked(messages))
+        self._check_loop()
         while routed.waiting:
             layout = self._router.layout
             if layout is None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conquiet.core.replay_report import ReplayReport
-from conquiet.processor.dead_letters import DeadCause, DeadFilter, DeadMessage
+from conquiet.core.validation import require_positive
+from conquiet.processor.dead_letters import EVERYTHING, DeadCause, DeadFilter, DeadMessage
 from conquiet.processor.key_order import KeyOrder
 from conquiet.processor.keys import keys_of
 from conquiet.processor.partition_layout import PartitionLayout, partition_names
@@ -98,11 +99,12 @@ class PartitionedStream:
 
     async def dead_letters(self, where: DeadFilter | None = None, *, limit: int = 100) -> list[DeadMessage]:
         """Return the oldest ``limit`` dead letters of all partitions, oldest first."""
+        require_positive("limit", limit)
         all_of_them = self.all_dead_letters
         found: list[DeadMessage] = []
         cursor: str | None = None
         while len(found) < limit:
-            page = await all_of_them.list(cursor=cursor, limit=limit, where=where or DeadFilter())
+            page = await all_of_them.list(cursor=cursor, limit=limit, where=EVERYTHING if where is None else where)
             found += page.items
             cursor = page.cursor
             if cursor is None:

@@ -11,7 +11,7 @@ from conquiet.processor.delayed import Poll, read_pauses
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.policy import require_event
 from conquiet.processor.scripts import script
-from conquiet.redis_transport.client import AsyncClient
+from conquiet.redis_transport.client import AsyncClient, require_raw_client
 from conquiet.redis_transport.client_commands import command
 
 WHOLE_STREAM = "*"
@@ -29,6 +29,7 @@ class Pauses:
     """
 
     def __init__(self, client: AsyncClient) -> None:
+        require_raw_client(client)
         self._client = client
         self.exist = False
         self._known: dict[str, frozenset[str]] = {}

@@ -39,9 +39,11 @@ from conquiet.runtime.engine_events import Callback, EventDispatcher
 from conquiet.runtime.health import NOT_STARTED, NOTHING_DONE, EngineHealth, StopReport
 from conquiet.runtime.message import RuntimeMessage
 from conquiet.runtime.settings import RuntimeSettings, require_streams
-from conquiet.runtime.shutdown import wait_unless_forced
+from conquiet.runtime.shutdown import wait_shielded, wait_unless_forced
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_ENDS = {Status.STOPPING, Status.STOPPED}
 
 
 class Processor(OperatorCalls, BackgroundWorker):
@@ -216,8 +218,8 @@ class Processor(OperatorCalls, BackgroundWorker):
     def status(self) -> Status:
         """The lifecycle status."""
         status = self._lifecycle.status
-        is_ending = status is Status.RUNNING and self._engine is not None and self._engine.status is not Status.RUNNING
-        return Status.STOPPING if is_ending else status
+        engine = None if self._engine is None else self._engine.status  # NEW while the processor starts
+        return Status.STOPPING if status is Status.RUNNING and engine in _ENDS else status
 
     @property
     def consumer_id(self) -> str:
@@ -237,23 +239,31 @@ class Processor(OperatorCalls, BackgroundWorker):
         return replace(NOT_STARTED if engine is None else engine.health(), status=self.status)
 
     def _is_stopping(self) -> bool:
-        return self.status in {Status.STOPPING, Status.STOPPED}
+        return self.status in _ENDS
 
     async def _run(
         self, engine: Engine, promoter: DelayedPromoter, stop_event: asyncio.Event | None = None
     ) -> StopReport:
+        living = asyncio.create_task(self._live(engine, promoter, stop_event), name="conquiet-processor")
+        try:
+            return await wait_shielded(living, stop=self.end, force=engine.forced.set)
+        finally:
+            self._lifecycle.finish()
+
+    async def _live(self, engine: Engine, promoter: DelayedPromoter, stop_event: asyncio.Event | None) -> StopReport:
         try:
             self._starting = asyncio.create_task(promoter.start(), name="conquiet-promoter-start")
+            if self._lifecycle.is_stopping:  # stopped before there was a task to cancel
+                self._starting.cancel()
             await self._starting
             return await engine.start(stop_event)
         except (asyncio.CancelledError, LifecycleError):
-            # Stopped before the engine has started. A cancellation of the caller is raised.
+            # Stopped before the engine has started. A cancellation of this task is raised.
             if not self._lifecycle.is_stopping or is_ending(asyncio.current_task()):
                 raise
             return NOTHING_DONE
         finally:
             await self._finish(engine, promoter)
-            self._lifecycle.finish()
 
     def _cancel_start(self) -> None:
         cancel_from_any_thread(self._starting)

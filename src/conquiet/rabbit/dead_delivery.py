@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from conquiet.core.validation import require_string_or_none
 from conquiet.rabbit.connection import Fetched
 from conquiet.rabbit.dead_letter_headers import MoveRecord, read_move_record
 from conquiet.rabbit.death_headers import X_DEATH
@@ -60,6 +61,10 @@ class DeliveryFilter:
     message_id: str | None = None
     source: str | None = None
     reason: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("message_id", "source", "reason"):
+            require_string_or_none(name, getattr(self, name))
 
     def accepts(self, one: DeadDelivery) -> bool:
         """Return whether the message is selected."""

@@ -19,8 +19,8 @@ from conquiet.core.clock import SYSTEM_CLOCK, Clock
 from conquiet.core.log import FactLogger
 from conquiet.core.replay_report import ReplayReport
 from conquiet.core.throttle import Throttle
-from conquiet.core.validation import require_positive
-from conquiet.errors import ConfigurationError, PublishError, RabbitError
+from conquiet.core.validation import require_selection, require_text
+from conquiet.errors import PublishError, RabbitError
 from conquiet.rabbit.address import Address, as_urls, require_name
 from conquiet.rabbit.any_node import open_on_any_node
 from conquiet.rabbit.confirms import Encoded
@@ -93,7 +93,7 @@ class RabbitDeadLetters:
 
     async def list(self, *, limit: int | None = None, where: DeliveryFilter = EVERYTHING) -> Sequence[DeadDelivery]:
         """Return the first ``limit`` selected messages, or all if it is None. They stay in the queue."""
-        _check_selection(where, limit)
+        require_selection(where, DeliveryFilter, limit=limit)
         found: list[DeadDelivery] = []
 
         def visit(one: DeadDelivery) -> bool:
@@ -106,6 +106,7 @@ class RabbitDeadLetters:
 
     async def show(self, dead_id: str) -> DeadDelivery | None:
         """Return the first message with this message id, or else the message at this position; None without either."""
+        require_text("dead_id", dead_id)
         by_id: list[DeadDelivery] = []
         by_position: list[DeadDelivery] = []
 
@@ -131,7 +132,7 @@ class RabbitDeadLetters:
 
         A dry run only reads, and returns the number that would be deleted.
         """
-        _check_selection(where, limit)
+        require_selection(where, DeliveryFilter, limit=limit)
         if dry_run:
             return len(await self.list(limit=limit, where=where))
         deleted = 0
@@ -185,11 +186,9 @@ class RabbitDeadLetters:
             PublishError: A message could not be put back. It is still in the dead-letter queue. From RabbitMQ 4.3 on it
                 may be a copy behind the others, because a release might exceed the delivery limit of a quorum queue.
         """
-        _check_selection(where, limit)
+        require_selection(where, DeliveryFilter, limit=limit, on_progress=on_progress)
         if to is not None:
             require_name("to", to)
-        if on_progress is not None and not callable(on_progress):
-            raise ConfigurationError("on_progress must be a function")
         throttle = Throttle(rate_per_s, self._clock)
         if dry_run:
             found = await self.list(limit=limit, where=where)
@@ -275,14 +274,6 @@ class RabbitDeadLetters:
         if deliveries:
             cost = await self._find_cost(taken) if cost is None else cost
             cost.check_deliveries(self._queue, deliveries, count_a_delivery=self._count_a_delivery)
-
-
-def _check_selection(where: object, limit: object) -> None:
-    """Reject arguments that would fail only after a message was taken."""
-    if not isinstance(where, DeliveryFilter):
-        raise ConfigurationError(f"where must be a DeliveryFilter, got a {type(where).__name__}")
-    if limit is not None:
-        require_positive("limit", limit)
 
 
 class _Replayer:

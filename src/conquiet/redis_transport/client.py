@@ -218,6 +218,31 @@ def _cloned_pool(client: AnyRedis, *, to_async: bool, socket_timeout_s: float) -
     return (redis.asyncio.ConnectionPool if to_async else redis.ConnectionPool)(**kwargs)
 
 
+def require_raw_client(client: object, *, sends_once: bool = False) -> None:
+    """Check a client that is used as it is: a clone, or a client with the same settings.
+
+    Args:
+        client: The client.
+        sends_once: Refuse retries: a repeated command would store a second message.
+
+    Raises:
+        ConfigurationError: It is not a client, it decodes replies, or it repeats commands.
+    """
+    problem = ""
+    settings: dict[str, Any] = getattr(getattr(client, "connection_pool", None), "connection_kwargs", {})
+    if not hasattr(client, "execute_command"):
+        problem = f"is a {type(client).__name__}"
+    elif settings.get("decode_responses"):
+        problem = "decodes replies"
+    elif sends_once and getattr(settings.get("retry"), "_retries", 0) != 0:
+        problem = "repeats a command after a lost reply, which may store a message twice"
+    if problem:
+        raise ConfigurationError(
+            f"the client {problem}: use a Processor or a SyncEmitter, which clone the client that they are given, or pass "
+            "redis.asyncio.Redis(…, retry=Retry(NoBackoff(), 0)) without decode_responses"
+        )
+
+
 def _pool_of(client: object) -> Any:
     if not isinstance(client, redis.Redis | redis.asyncio.Redis):
         kind = type(client)

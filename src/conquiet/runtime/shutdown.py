@@ -16,7 +16,7 @@ See docs/decisions/0014.
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from conquiet.core.log import FactLogger
 from conquiet.runtime.assembly import AssembledEngine
@@ -25,6 +25,8 @@ from conquiet.runtime.message import HandlerState, RuntimeMessage
 from conquiet.runtime.parts import EngineParts
 
 logger = FactLogger(__name__)
+
+T = TypeVar("T")
 
 _CANCELLED_S = 5.0
 """Timeout for cancelled handlers and queued callbacks to end."""
@@ -129,9 +131,7 @@ async def wait_unless_forced(waiting: Coroutine[Any, Any, None], forced: asyncio
         task.result()
 
 
-async def wait_shielded(
-    engine: asyncio.Task[StopReport], *, stop: Callable[[], None], force: Callable[[], None]
-) -> StopReport:
+async def wait_shielded(engine: asyncio.Task[T], *, stop: Callable[[], None], force: Callable[[], None]) -> T:
     """Wait for the engine even if the caller's task is cancelled.
 
     The first cancellation of the caller stops the engine, the second one forces the stop. The cancellation is raised

@@ -91,6 +91,8 @@ class Schedules:
         Raises:
             ConfigurationError: Another entry has that name, or code declares it.
         """
+        if not isinstance(entry, ScheduleEntry):
+            raise ConfigurationError(f"entry must be a ScheduleEntry, got a {type(entry).__name__}")
         # Names are compared across streams without a lock: two hosts that add one name on two streams at the
         # same moment both succeed. Their fires then share ids, and code that dedupes by id drops one of them.
         for record in (await self._records(entry.name))[1]:

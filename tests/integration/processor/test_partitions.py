@@ -9,6 +9,7 @@ import pytest
 import redis.asyncio
 from tests.redis_clients import RawAsyncRedis
 
+from conquiet.core.lifecycle import Status
 from conquiet.errors import ConfigurationError
 from conquiet.processor import (
     DeadFilter,
@@ -25,6 +26,7 @@ from conquiet.processor import (
 from conquiet.processor.keys import keys_of
 from conquiet.processor.partitions import partition_name, partition_of
 from conquiet.redis_transport.client import clone_async
+from conquiet.runtime import RuntimeSettings
 from conquiet.testing import wait_until_async
 
 Make = Callable[..., PartitionedProcessor]
@@ -300,3 +302,39 @@ async def test_an_idle_partition_costs_few_commands_a_second(make: Make, redis_u
     counted = sum(at > begun for at in times)
 
     assert counted / (ended - begun) / 8 <= 3  # 2.2 once the housekeeper has found that there is nothing to do
+
+
+async def test_a_second_cancellation_forces_the_end_of_all_partitions(make: Make) -> None:
+    seen = Seen()
+    seen.hold.clear()
+    host = make(seen, partitions=2, runtime=RuntimeSettings(grace_s=60.0))
+    running = asyncio.create_task(host.run())
+    await host.emit_many(numbered(None, 1, 4))
+    await wait_until_async(lambda: seen.total == 4)
+
+    running.cancel()
+    await wait_until_async(lambda: host.status is Status.STOPPING)
+    running.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(running, 15)
+    await asyncio.wait_for(host.close(), 5)
+
+
+async def test_a_handler_that_closes_its_partitions_leaves_no_connection_open(make: Make) -> None:
+    hosts: list[PartitionedProcessor] = []
+
+    class Closing(Seen):
+        async def run(self, ctx: JobContext) -> None:
+            await super().run(ctx)
+            await hosts[0].close()
+
+    host = make(Closing(), partitions=2)
+    hosts.append(host)
+    running = asyncio.create_task(host.run())
+    await host.emit("pay", {"n": 1})
+
+    await asyncio.wait_for(running, 15)
+
+    pool: Any = host._client.connection_pool
+    assert not any(connection.is_connected for connection in pool._available_connections)

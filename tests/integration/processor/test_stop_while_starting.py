@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from tests.integration.processor.conftest import MakeProcessor
 
+from conquiet.core.lifecycle import Status
 from conquiet.errors import LifecycleError
 from conquiet.processor import JobContext, RetryPolicy
 from conquiet.processor.delayed import DelayedPromoter
+from conquiet.processor.jobs import JobRecorder
 from conquiet.runtime import EngineError, RuntimeSettings
 from conquiet.runtime.health import NOTHING_DONE
 from conquiet.testing import wait_until_async
@@ -31,6 +33,32 @@ async def test_a_stop_before_the_engine_has_begun_is_a_good_end(
     assert await processor.start() == NOTHING_DONE
 
 
+async def test_a_processor_that_starts_is_not_reported_as_stopping(
+    make_processor: MakeProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Redis that does not reply makes the start last."""
+    processor = make_processor()
+    processor.handler("pay")(_never)
+    starting, go_on = asyncio.Event(), asyncio.Event()
+    start = DelayedPromoter.start
+
+    async def slow(promoter: DelayedPromoter) -> None:
+        starting.set()
+        await go_on.wait()
+        await start(promoter)
+
+    monkeypatch.setattr(DelayedPromoter, "start", slow)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(processor.run())
+        await starting.wait()
+        health = processor.health()
+        go_on.set()
+        await wait_until_async(lambda: processor.health().ready)
+        processor.stop()
+
+    assert (health.status, health.reason) == (Status.RUNNING, "not connected to Redis")
+
+
 async def test_a_processor_that_was_stopped_cannot_be_started(make_processor: MakeProcessor) -> None:
     processor = make_processor()
     processor.handler("pay")(_never)
@@ -38,6 +66,30 @@ async def test_a_processor_that_was_stopped_cannot_be_started(make_processor: Ma
 
     with pytest.raises(LifecycleError):
         await processor.start()
+
+
+async def test_a_run_that_is_cancelled_while_it_ends_can_be_closed(
+    make_processor: MakeProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor = make_processor(job_ttl_s=60)
+    processor.handler("pay")(_never)
+    draining = asyncio.Event()
+
+    async def silent(_: JobRecorder) -> None:
+        draining.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(JobRecorder, "drain", silent)
+    running = asyncio.create_task(processor.run())
+    await wait_until_async(lambda: processor.health().ready)
+    running.cancel()
+    await draining.wait()
+    running.cancel()
+
+    await asyncio.wait_for(processor.close(), 10)
+
+    assert running.cancelled()
+    assert processor.status is Status.STOPPED
 
 
 @pytest.mark.parametrize("outcome", ["retry", "dead"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -33,6 +33,13 @@ async def test_an_entry_added_at_run_time_is_fired_by_all_hosts(stage: Stage) ->
     assert await stage.at(30, host, restarted) == [10, 20]
     assert await operator.list_entries() == []
     await operator.close()
+
+
+async def test_only_an_entry_can_be_added(stage: Stage) -> None:
+    wrong: Any = "nightly"
+
+    with pytest.raises(ConfigurationError, match="must be a ScheduleEntry, got a str"):
+        await stage.real(stage.entry()).add(wrong)
 
 
 async def test_the_list_shows_the_state_of_each_entry(stage: Stage) -> None:

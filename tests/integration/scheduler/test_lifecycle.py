@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from conquiet.errors import ConfigurationError
 from conquiet.scheduler import Every
 from conquiet.testing import wait_until_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import pytest
     from tests.integration.scheduler.conftest import Stage
 
     from conquiet.core.lifecycle import Health, Worker
@@ -107,3 +110,12 @@ async def test_a_cancelled_run_is_cancelled_and_ends_its_round(stage: Stage) -> 
     assert done
     assert running.cancelled()
     assert host.health().reason == "stopped"
+
+
+async def test_an_event_of_threads_as_stop_event_is_refused(stage: Stage) -> None:
+    """Waiting for it would block the event loop without end."""
+    event: Any = threading.Event()
+    event.set()
+
+    with pytest.raises(ConfigurationError, match=r"must be an asyncio\.Event"):
+        await asyncio.wait_for(stage.real(stage.entry()).run(event), 10)

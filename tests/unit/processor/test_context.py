@@ -5,6 +5,7 @@ import threading
 from typing import Any
 
 import pytest
+from rich.pretty import pretty_repr
 
 from conquiet.errors import LifecycleError
 from conquiet.processor.context import SyncJobContext, in_thread, job_context
@@ -75,3 +76,13 @@ async def test_a_timeout_of_the_call_is_the_calls() -> None:
 
     with pytest.raises(TimeoutError, match="its own"):
         await asyncio.to_thread(context.emit, "next")
+
+
+def test_no_representation_of_a_context_shows_its_payload() -> None:
+    delivery = MessageContext(RuntimeMessage("orders", "1-0", {"card": "secret"}), None)  # type: ignore[arg-type]
+    envelope = Envelope("pay", "m", {"card": "secret"}, headers={"token": "secret"})
+    context = job_context(envelope, delivery, Emitter(), 1)  # type: ignore[arg-type]
+
+    for one in (context, in_thread(context, None)):  # type: ignore[arg-type]
+        assert "secret" not in repr(one)
+        assert "secret" not in pretty_repr(one)  # rich's output for local variables

@@ -1,32 +1,45 @@
 """Wrong arguments are refused where they are given; the longest waits are clamped. No server."""
 
+from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis.asyncio
+from rich.pretty import pretty_repr
 
-from conquiet.core import settlement
+from conquiet.core import settlement, tracing
 from conquiet.errors import ConfigurationError
 from conquiet.processor import (
+    DeadFilter,
     DeadLetters,
+    DeadRecord,
     Emitter,
     Jobs,
     JobState,
+    KeyOrder,
     NewMessage,
+    PartitionedEmitter,
     PartitionedProcessor,
+    PartitionedStream,
+    Pauses,
     Processor,
     ProcessorSettings,
     RateLimit,
+    Reason,
     Retry,
     RetryPolicy,
     SyncEmitter,
     SyncPartitionedEmitter,
 )
 from conquiet.processor.emit_requests import EmitPlanner
+from conquiet.processor.partitioned_dead_letters import PartitionedDeadLetters
 from conquiet.processor.policy import LONGEST_MS, decide, milliseconds
+from conquiet.redis_transport.client import clone_async
 
-NOBODY = redis.asyncio.Redis(port=1)
+NOBODY = redis.asyncio.Redis.from_url("redis://127.0.0.1:1")
 """A client that is never called."""
 
 
@@ -129,3 +142,102 @@ def test_a_delay_is_a_number_of_seconds_and_no_timedelta() -> None:
 
     with pytest.raises(ConfigurationError, match="delay_s must be a number of seconds, zero or more, got a timedelta"):
         EmitPlanner("orders", ProcessorSettings()).steps([NewMessage("pay", delay_s=wrong)])
+
+
+@pytest.mark.parametrize("where", ["all", None, {"event": "pay"}, DeadFilter])
+@pytest.mark.parametrize("kind", [DeadLetters, PartitionedDeadLetters])
+async def test_dead_letters_are_selected_by_a_filter_and_nothing_else(kind: Any, where: Any) -> None:
+    dead_letters = kind(NOBODY, "orders")
+
+    for call in (dead_letters.list(where=where), dead_letters.replay(where), dead_letters.discard(where)):
+        with pytest.raises(ConfigurationError, match=r"where must be a DeadFilter, got .*DeadFilter\(\) selects all"):
+            await call
+
+
+@pytest.mark.parametrize("limit", [0, -1, "3", True])
+@pytest.mark.parametrize("kind", [DeadLetters, PartitionedDeadLetters])
+async def test_a_limit_of_dead_letters_is_a_positive_number(kind: Any, limit: Any) -> None:
+    """A partitioned stream accepted 0, which did nothing, and True, which meant 1."""
+    dead_letters, where = kind(NOBODY, "orders"), DeadFilter()
+
+    for call in (dead_letters.replay(where, limit=limit), dead_letters.discard(where, limit=limit)):
+        with pytest.raises(ConfigurationError, match="limit must be a positive integer"):
+            await call
+    with pytest.raises(ConfigurationError, match="limit must be a positive integer"):
+        await PartitionedStream(NOBODY, "orders").dead_letters(limit=limit)
+
+
+@pytest.mark.parametrize("ids", ["1763244000000-0", ["first"], [5]])
+async def test_ids_to_discard_are_a_list_of_ids(ids: Any) -> None:
+    with pytest.raises(ConfigurationError, match="id"):
+        await DeadLetters(NOBODY, "orders").discard_ids(ids)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"id": "first"},
+        {"id": 5},
+        {"event": 5},
+        {"error_type": ValueError},
+        {"reason": Reason.REJECTED},
+        {"before_ms": "now"},
+        {"since_ms": timedelta(hours=1)},
+    ],
+)
+def test_a_filter_that_could_match_nothing_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"{min(wrong)} "):
+        DeadFilter(**wrong)
+
+
+async def test_nothing_is_emitted_with_a_wrong_timeout() -> None:
+    """The error means that nothing was sent, so the caller may repeat the call."""
+    wrong: Any = "30"
+
+    for emitter in (Emitter(NOBODY, "orders"), PartitionedEmitter(NOBODY, "orders")):
+        with pytest.raises(ConfigurationError, match="timeout_s must be a number of seconds"):
+            await emitter.emit_and_wait("pay", timeout_s=wrong)
+
+
+@pytest.mark.parametrize("kind", [Emitter, PartitionedEmitter])
+@pytest.mark.parametrize("wrong", [{"event": "pay"}, NewMessage("pay", headers=5)])  # type: ignore[arg-type]
+async def test_wrong_messages_are_refused_while_tracing_is_on(
+    kind: Any, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    span = nullcontext(SimpleNamespace(headers={"traceparent": "00-1-2-01"}))
+    monkeypatch.setattr(tracing, "active", SimpleNamespace(send=lambda *_, **__: span))
+
+    with pytest.raises(ConfigurationError, match=r"messages must be NewMessage|headers must be a mapping"):
+        await kind(NOBODY, "orders").emit_many([wrong])
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        NewMessage("pay", {"card": "secret"}, headers={"token": "secret"}),
+        DeadRecord(reason="rejected", id="m", entry_id="1-0", group="g", payload={"card": "secret"}, error="secret"),
+    ],
+)
+def test_no_representation_shows_a_payload(one: object) -> None:
+    assert "secret" not in repr(one)
+    assert "secret" not in pretty_repr(one)  # rich's output for local variables
+
+
+@pytest.mark.parametrize("kind", [Emitter, PartitionedEmitter])
+def test_an_emitter_refuses_a_client_that_would_repeat_a_message(kind: Any) -> None:
+    """redis-py repeats a command after a lost reply, and reports nothing."""
+    with pytest.raises(ConfigurationError, match=r"may store a message twice: pass clone_async\(client\)"):
+        kind(redis.asyncio.Redis(port=1), "orders")
+    kind(clone_async(redis.asyncio.Redis(port=1)), "orders")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Jobs, Pauses, *(partial(kind, stream="orders") for kind in (DeadLetters, Emitter, KeyOrder, PartitionedStream))],
+)
+def test_a_client_with_other_replies_is_refused(kind: Any) -> None:
+    """An emitter would raise an AttributeError after the message was written."""
+    with pytest.raises(ConfigurationError, match="the client decodes replies"):
+        kind(redis.asyncio.Redis(port=1, decode_responses=True))
+    with pytest.raises(ConfigurationError, match="the client is a str"):
+        kind("redis://localhost")

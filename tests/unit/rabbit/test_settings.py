@@ -189,7 +189,7 @@ async def test_a_replay_is_checked_before_a_message_is_taken(order: Any) -> None
     ("selection", "sentence"),
     [
         ({"where": "all"}, "where must be a DeliveryFilter, got a str"),
-        ({"where": None}, "where must be a DeliveryFilter, got a NoneType"),
+        ({"where": None}, "where must be a DeliveryFilter, got nothing"),
         ({"where": DeliveryFilter(), "limit": -1}, "limit must be a positive integer"),
         ({"where": DeliveryFilter(), "limit": "3"}, "limit must be a positive integer"),
     ],
