@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from conquiet.core.validation import require_table
 from conquiet.errors import ConfigurationError
 from conquiet.management.models import Report
 
@@ -74,7 +75,7 @@ class DatabaseView:
         from conquiet.transactional import Outbox
 
         self._engine = engine
-        self._inbox = inbox
+        self._inbox = require_table("inbox", inbox)
         self._outbox = Outbox(outbox)
 
     def backlog(self) -> list[TargetBacklog]:
