@@ -78,7 +78,7 @@ class Terminal:
             os.kill(int(pid), signal.SIGKILL)
             return
         if command.startswith("conquiet dead-letters show"):
-            command = command.replace("…", self._dead_letter)
+            command = command.replace("ID", self._dead_letter)
         if "COUNT(DISTINCT" in command:
             self._wait("all bookings", lambda: self._bookings() == (501, 501))
         done = subprocess.run(

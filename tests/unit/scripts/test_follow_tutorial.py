@@ -5,7 +5,7 @@ Run it before a release: it installs packages.
 
 import follow_tutorial
 
-OPEN = ("export CONQUIET_REDIS_URL=", "export CONQUIET_DB_URL=", "kill -9 ", "conquiet dead-letters show ")
+OPEN = ("export CONQUIET_REDIS_URL=", "export CONQUIET_DB_URL=", "kill -9 ")
 """Commands with a last word that the reader chooses."""
 
 
