@@ -76,3 +76,7 @@ def test_all_pages_of_parked_messages_are_released(engine: Engine, monkeypatch: 
 def test_a_name_that_is_no_table_is_refused(engine: Engine) -> None:
     with pytest.raises(ConfigurationError, match="inbox must be 'table' or"):
         DatabaseView(engine, inbox="inbox; DROP TABLE orders")
+
+
+def test_a_number_that_no_row_can_have_is_not_parked(engine: Engine) -> None:
+    assert DatabaseView(engine).unpark([-1, 0, 17, 10**30]) == 0
