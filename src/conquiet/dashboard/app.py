@@ -76,8 +76,8 @@ class Dashboard:
     ) -> None:
         if settings.reveal and authorize is None and (login is None or not login.has_token):
             raise ConfigurationError(
-                "reveal has no effect: no visitor has the right to it. Pass authorize=, or for conquiet dashboard set "
-                "CONQUIET_DASHBOARD_TOKEN"
+                "reveal has no effect: no visitor has the right to it. Pass authorize=, or with 'conquiet dashboard' "
+                "set CONQUIET_DASHBOARD_TOKEN"
             )
         servers = Servers(settings)
         self._parts = Parts(settings, servers, Fleet(servers), RunExecutor(servers), FormTokens(settings.secret), login)
