@@ -9,6 +9,7 @@ import redis.asyncio
 
 from conquiet.errors import ConfigurationError
 from conquiet.management import (
+    JobAdmin,
     JobFilter,
     PartitionedJobs,
     PendingFilter,
@@ -78,3 +79,11 @@ async def test_a_phase_an_action_or_a_filter_that_is_none_is_refused(
 def test_a_filter_of_jobs_names_the_condition_that_is_wrong() -> None:
     with pytest.raises(ConfigurationError, match="min_age_s must be a number of seconds"):
         JobFilter(min_age_s="60")  # type: ignore[arg-type]
+
+
+async def test_a_client_that_decodes_replies_is_refused() -> None:
+    """A message need not be text: the first reply of bytes would end in a TypeError."""
+    async with redis.asyncio.Redis.from_url("redis://127.0.0.1:1/0", decode_responses=True) as client:
+        for kind in (JobAdmin, PartitionedJobs):
+            with pytest.raises(ConfigurationError, match="without decode_responses=True"):
+                kind(client, "orders")

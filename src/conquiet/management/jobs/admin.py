@@ -60,10 +60,13 @@ class JobAdmin:
         client: A client without retries, such as ``clone_async`` returns. The caller closes it.
         stream: The stream.
         group: The consumer group of the jobs. Optional if the stream has only one.
+
+    Raises:
+        ConfigurationError: The client was created with ``decode_responses=True``.
     """
 
     def __init__(self, client: AsyncClient, stream: str, *, group: str | None = None) -> None:
-        self._client = client
+        self._client = _require_bytes(client)
         self._stream = stream
         self._group = group
         self._whole = _Partition(client, stream, group)
@@ -294,6 +297,12 @@ class PartitionedJobs(JobAdmin):
     async def _partitions(self) -> Sequence[_Partition]:
         names = await partition_names(self._client, self._stream)
         return [_Partition(self._client, name, self._group) for name in names]
+
+
+def _require_bytes(client: AsyncClient) -> AsyncClient:
+    if hasattr(client, "get_encoder") and client.get_encoder().decode_responses:  # type: ignore[no-untyped-call]
+        raise ConfigurationError("the Redis client decodes replies; pass one without decode_responses=True")
+    return client
 
 
 def _named(kind: type[E], value: E | str) -> E:
