@@ -139,7 +139,7 @@ class PacedRedisAdmin(RedisAdmin):
 
 
 def require_admin(server: object) -> RedisAdmin:
-    """Return ``server`` if it is a ``RedisAdmin``, and not the client that one is built from."""
+    """Return ``server`` if it is a ``RedisAdmin``. A Redis client is refused."""
     if not isinstance(server, RedisAdmin):
         kind = f"{type(server).__module__}.{type(server).__name__}"
         raise ConfigurationError(f"server must be a RedisAdmin, got {kind}. Pass RedisAdmin(client)")
