@@ -4,9 +4,9 @@
 
 Every line that begins with ``$`` in a console block is typed as it stands, in order, in a new folder. Replaced is only
 what the page itself leaves open: the name ``conquiet`` in ``pip install`` (by a wheel of this checkout), the URL that
-``conquiet dev`` prints, the process id of the worker, and the database of the last step. Programs that run until they
-are stopped are left running, as in a terminal of their own. Prints the seconds of each command; fails if an order is
-lost or doubled.
+``conquiet dev`` prints, the process id of the worker, the id of the dead letter, and the database of the last step.
+Programs that run until they are stopped are left running, as in a terminal of their own. Prints the seconds of each
+command; fails if an order is lost or doubled.
 """
 
 import os
@@ -49,6 +49,7 @@ class Terminal:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("CONQUIET", "PYTHON"))}
         self._environment = clean
         self._running: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
+        self._dead_letter = ""
 
     def type(self, command: str) -> None:
         """Run one command of the page and check the page's statement about it."""
@@ -76,6 +77,8 @@ class Terminal:
             (pid,) = set(re.findall(r"INFO \[(\d+)\] conquiet\.runtime", self._log("conquiet dev")))
             os.kill(int(pid), signal.SIGKILL)
             return
+        if command.startswith("conquiet dead-letters show"):
+            command = command.replace("ID", self._dead_letter)
         if "COUNT(DISTINCT" in command:
             self._wait("all bookings", lambda: self._bookings() == (501, 501))
         done = subprocess.run(
@@ -88,12 +91,20 @@ class Terminal:
         )
         if done.returncode:
             raise SystemExit(f"{command}\nended with {done.returncode}:\n{done.stdout}{done.stderr}")
-        if "COUNT(DISTINCT" in command and done.stdout.strip() != "(501, 501)":
-            raise SystemExit(f"an order is lost or doubled: {done.stdout}")
+        self._check(command, done.stdout)
+
+    def _check(self, command: str, output: str) -> None:
+        """Compare the output of a command with the page's statement about it."""
+        if "COUNT(DISTINCT" in command and output.strip() != "(501, 501)":
+            raise SystemExit(f"an order is lost or doubled: {output}")
         if '"order_id": "1"' in command:
             self._wait("the receipt", lambda: "receipt for 1\n" in self._log("conquiet dev"))
-        if "dead-letters list" in command and "order.paid" not in done.stdout:
-            raise SystemExit(f"no dead letter is shown:\n{done.stdout}")
+        if "dead-letters list" in command:
+            if "order.paid" not in output:
+                raise SystemExit(f"no dead letter is shown:\n{output}")
+            self._dead_letter = output.splitlines()[1].split()[0]
+        if "dead-letters show" in command and ("$.cents" not in output or "many" in output):
+            raise SystemExit(f"the dead letter does not name the field, or shows its value:\n{output}")
 
     def _bookings(self) -> tuple[int, int]:
         import sqlite3

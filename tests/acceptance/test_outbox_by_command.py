@@ -81,12 +81,12 @@ def test_parked_messages_are_shown_and_released(engine: Engine, invoke: Run, env
     shown = json.loads(invoke("outbox", "parked", "--json", env=env).stdout)["parked"]
     mail = next(one["seq"] for one in shown if one["target"] == "mail")
 
-    one = invoke("outbox", "unpark", str(mail), env=env)
+    one = invoke("outbox", "unpark", str(mail), "--json", env=env)
     again = invoke("outbox", "unpark", str(mail), env=env)
     rest = invoke("outbox", "unpark", "--all", "--target", "ledger", env=env)
 
     assert {one["reason"] for one in shown} == {"too large"}
-    assert (one.returncode, one.stdout) == (0, "1 released\n")
+    assert (one.returncode, json.loads(one.stdout)) == (0, {"released": 1})
     assert (again.returncode, again.stdout) == (1, "0 released\n")
     assert rest.stdout == "2 released\n"
     assert invoke("outbox", "parked", env=env).stdout == "nothing is parked\n"

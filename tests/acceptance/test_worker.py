@@ -343,6 +343,28 @@ def test_the_processes_end_when_the_supervisor_is_killed(
     assert list(app.glob("conquiet-worker-*")) == [], "the last of them has removed it"
 
 
+def test_the_next_start_removes_the_folder_of_processes_that_were_all_killed(
+    start: Callable[..., Running], app: Path, redis_url: str
+) -> None:
+    worker = start(redis_url, "shop:consumer", "--processes", "2", TMPDIR=str(app))
+    worker.wait_ready()
+    pids = worker.wait_for_pids(2)
+    worker.process.send_signal(signal.SIGSTOP)  # it would restart them
+    for pid in (*pids, worker.process.pid):
+        os.kill(pid, signal.SIGKILL)
+    worker.process.wait()
+    (left,) = app.glob("conquiet-worker-*")
+
+    following = start(redis_url, "shop:consumer", TMPDIR=str(app))
+    following.wait_ready()
+
+    (used,) = app.glob("conquiet-worker-*")
+    assert used != left
+    following.process.send_signal(signal.SIGTERM)
+    assert following.process.wait() == 0, following.log
+    assert list(app.glob("conquiet-worker-*")) == []
+
+
 STUBBORN = """
 import os, time
 import redis, redis.asyncio

@@ -27,6 +27,7 @@ from conquiet.dashboard.servers import Servers
 from conquiet.dashboard.settings import LOOPBACK, DashboardSettings
 from conquiet.dashboard.signing import CSRF_COOKIE, SESSION_COOKIE, FormTokens, TokenLogin
 from conquiet.dashboard.views import Page, Renderer, View
+from conquiet.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -73,6 +74,11 @@ class Dashboard:
     def __init__(
         self, settings: DashboardSettings, *, authorize: Authorize | None = None, login: TokenLogin | None = None
     ) -> None:
+        if settings.reveal and authorize is None and (login is None or not login.has_token):
+            raise ConfigurationError(
+                "reveal has no effect: no visitor has the right to it. Pass authorize=, or with 'conquiet dashboard' "
+                "set CONQUIET_DASHBOARD_TOKEN"
+            )
         servers = Servers(settings)
         self._parts = Parts(settings, servers, Fleet(servers), RunExecutor(servers), FormTokens(settings.secret), login)
         visitors = login or TokenLogin("", secret=settings.secret, open_reading=True)

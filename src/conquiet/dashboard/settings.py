@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from conquiet.core.redaction import redact_url
-from conquiet.core.validation import require_positive, require_seconds, require_text
+from conquiet.core.validation import require_positive, require_seconds, require_table, require_text
 from conquiet.dashboard.redaction import redact_secrets
 from conquiet.errors import ConfigurationError
 
@@ -57,6 +57,8 @@ class DashboardSettings:
         require_text("redis_url", self.redis_url)
         require_seconds("timeout_s", self.timeout_s)
         require_positive("most_viewers", self.most_viewers)
+        require_table("inbox", self.inbox)
+        require_table("outbox", self.outbox)
         for name in ("schedule_groups", "allowed_hosts"):
             value = getattr(self, name)
             if isinstance(value, str):

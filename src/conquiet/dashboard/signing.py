@@ -28,6 +28,11 @@ def sign(secret: str, purpose: str, text: str) -> str:
     return hmac.new(secret.encode(), f"{purpose}\0{text}".encode(), hashlib.sha256).hexdigest()
 
 
+def is_equal(secret: str, given: str) -> bool:
+    """Compare a secret with a text from outside, in a time that does not depend on the text."""
+    return hmac.compare_digest(secret.encode(), given.encode())  # as bytes: of texts it takes ASCII only
+
+
 class FormTokens:
     """Tokens that every form must contain. A token is valid for one browser (by a cookie) and one user."""
 
@@ -50,7 +55,7 @@ class FormTokens:
     def is_valid(self, request: "Request", user: str, given: str) -> bool:
         """Return whether the form comes from a page that this dashboard sent to this browser."""
         nonce = request.cookies.get(CSRF_COOKIE, "")
-        return bool(nonce) and hmac.compare_digest(sign(self._secret, "form", f"{nonce}\0{user}"), given)
+        return bool(nonce) and is_equal(sign(self._secret, "form", f"{nonce}\0{user}"), given)
 
 
 class TokenLogin:
@@ -91,7 +96,7 @@ class TokenLogin:
         """Start a session if the token is correct."""
         if self.is_blocked:
             return False
-        if not self._token or not hmac.compare_digest(self._token.encode(), given.encode()):
+        if not self._token or not is_equal(self._token, given):
             self._failures.append(self._clock())
             return False
         issued = f"{int(self._clock())}.{secrets.token_urlsafe(16)}"
@@ -101,7 +106,7 @@ class TokenLogin:
 
     def _has_session(self, request: "Request") -> bool:
         issued, _, signature = request.cookies.get(SESSION_COOKIE, "").rpartition(".")
-        if not issued or not hmac.compare_digest(sign(self._secret, "session", issued), signature):
+        if not issued or not is_equal(sign(self._secret, "session", issued), signature):
             return False
         began = issued.partition(".")[0]
         return began.isdecimal() and 0 <= self._clock() - int(began) < SESSION_S

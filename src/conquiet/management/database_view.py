@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from conquiet.core.validation import require_table
 from conquiet.errors import ConfigurationError
 from conquiet.management.models import Report
 
@@ -18,6 +19,7 @@ _LOCK_WAITS_POSTGRES: Final = (
 )
 _MOST_ROWS: Final = 1_000_000
 _PAGE: Final = 1_000
+_LARGEST_SEQ: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class DatabaseView:
         from conquiet.transactional import Outbox
 
         self._engine = engine
-        self._inbox = inbox
+        self._inbox = require_table("inbox", inbox)
         self._outbox = Outbox(outbox)
 
     def backlog(self) -> list[TargetBacklog]:
@@ -132,7 +134,8 @@ class DatabaseView:
 
     def unpark(self, seqs: Iterable[int]) -> int:
         """Unpark rows, so that the relay retries them; return how many of them were parked."""
-        return sum(self._outbox.unpark(self._engine, seq) for seq in seqs)
+        # Drivers refuse a larger number, which no row can have.
+        return sum(self._outbox.unpark(self._engine, seq) for seq in seqs if 0 < seq <= _LARGEST_SEQ)
 
     def unpark_all(self, *, target: str | None = None) -> int:
         """Unpark all rows, or all rows of one target; return how many there were.

@@ -7,7 +7,7 @@ from typing import Any
 from conquiet.core.json_codec import CodecError, encode_payload
 from conquiet.core.validation import require_text
 from conquiet.errors import PayloadError
-from conquiet.management.redis_admin import RedisAdmin
+from conquiet.management.redis_admin import RedisAdmin, require_admin
 from conquiet.redis_transport.replies import text
 from conquiet.redis_transport.stream_scripts import ENQUEUE_MANY
 
@@ -19,6 +19,8 @@ def enqueue_all(
 ) -> Iterator[list[str]]:
     """Add payloads in order and yield the ids, batch by batch. Each batch is atomic.
 
+    A batch is added when its ids are requested: consume the iterator to the end.
+
     An invalid payload ends the call; all payloads before it have been added.
     """
     return enqueue_batches(server, stream, _slices(iter(payloads)), max_payload_bytes=max_payload_bytes)
@@ -29,7 +31,7 @@ def enqueue_batches(
 ) -> Iterator[list[str]]:
     """Add batches that the caller has formed; see :func:`enqueue_all`. An empty batch ends the call."""
     require_text("stream", stream)
-    server.is_stream(stream)
+    require_admin(server).is_stream(stream)
     for batch in batches:
         encoded: list[bytes] = []
         problem: Exception | None = None

@@ -4,11 +4,12 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from conquiet.core.redaction import printable
+from conquiet.core.validation import require_positive
 from conquiet.errors import GroupMissingError, NoSuchStreamError, WrongKeyTypeError
 from conquiet.management.liveness import ALIVE_S, consumer_state, read_liveness, read_unlisted, server_counts_attempts
 from conquiet.management.models import ConsumerReport, ConsumerState, GroupReport, StreamList, StreamReport
 from conquiet.management.partitions import PartitionedStreams, companion, is_companion, join_reports, partition_keys
-from conquiet.management.redis_admin import RedisAdmin, as_bytes, display_name
+from conquiet.management.redis_admin import RedisAdmin, as_bytes, display_name, require_admin
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.errors import ResponseError
 from conquiet.redis_transport.ids import milliseconds_of
@@ -39,9 +40,12 @@ def list_streams(
         alive_s: See ``ALIVE_S``.
 
     Raises:
+        ConfigurationError: ``limit`` or ``max_keys`` is not a positive number.
         QueueError: The server returned an error or did not reply. No stream is left out because of an error.
     """
-    keys, complete = _find(server, pattern, limit, max_keys)
+    require_positive("limit", limit)
+    require_positive("max_keys", max_keys)
+    keys, complete = _find(require_admin(server), pattern, limit, max_keys)
     found = []
     for key in keys:
         # Deleted since SCAN returned it, or replaced by a key of another type.

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from conquiet.management.models import ConsumerReport, ConsumerState, GroupReport, StreamReport
-from conquiet.management.redis_admin import RedisAdmin, as_bytes, display_name
+from conquiet.management.redis_admin import RedisAdmin, as_bytes, display_name, require_admin
 from conquiet.processor.partitions import partition_name, read_layout
 from conquiet.redis_transport.commands import pack
 from conquiet.redis_transport.errors import ResponseError
@@ -32,6 +32,7 @@ def is_companion(key: bytes) -> bool:
 
 def count_partitions(server: RedisAdmin, stream: str | bytes) -> int:
     """Return the number of partitions that workers read; 1 if this user may not read the number."""
+    require_admin(server)
     raw = as_bytes(stream)
     if b"{" in raw or b"}" in raw:
         return 1

@@ -67,8 +67,8 @@ class PendingFilter:
     def __post_init__(self) -> None:
         require_positive("limit", self.limit)
         require_seconds("min_idle_s", self.min_idle_s, zero_allowed=True)
-        if self.min_deliveries < 0:
-            raise ConfigurationError("min_deliveries must not be negative")
+        if type(self.min_deliveries) is not int or self.min_deliveries < 0:
+            raise ConfigurationError("min_deliveries must be a whole number, zero or more")
 
 
 def list_pending(

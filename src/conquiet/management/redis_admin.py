@@ -7,7 +7,7 @@ from typing import Any, Self
 from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.redaction import printable
 from conquiet.core.throttle import Throttle
-from conquiet.errors import LifecycleError, NoSuchStreamError, WrongKeyTypeError
+from conquiet.errors import ConfigurationError, LifecycleError, NoSuchStreamError, WrongKeyTypeError
 from conquiet.redis_transport.client import AnyRedis, SyncClient, clone_to
 from conquiet.redis_transport.cluster_connection import ClusterConnection, open_connection
 from conquiet.redis_transport.commands import Word, encoded, pack
@@ -136,6 +136,14 @@ class PacedRedisAdmin(RedisAdmin):
             time.sleep(wait_s)
         elif self._closing.wait(wait_s):
             raise LifecycleError("the examination was ended: its dashboard closes")
+
+
+def require_admin(server: object) -> RedisAdmin:
+    """Return ``server`` if it is a ``RedisAdmin``. A Redis client is refused."""
+    if not isinstance(server, RedisAdmin):
+        kind = f"{type(server).__module__}.{type(server).__name__}"
+        raise ConfigurationError(f"server must be a RedisAdmin, got {kind}. Pass RedisAdmin(client)")
+    return server
 
 
 def entry_id_in(given: str) -> str | None:

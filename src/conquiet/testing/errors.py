@@ -1,7 +1,7 @@
 """Errors of private servers, and the state that each leaves.
 
 RuntimeError
-├── ServerUnavailableError   no program to run was found; nothing was started
+├── ServerUnavailableError   no program to run was found, or no server at a given URL; nothing was started
 ├── ServerStartError         a program ran but did not reply; it was killed, its log is in the text
 ├── ServerStateError         called in the wrong order (resume before pause, start after stop); nothing changed
 └── ServerNotOwnedError      the server was given by URL and must not be killed; nothing changed
@@ -11,7 +11,10 @@ from __future__ import annotations
 
 
 class ServerUnavailableError(RuntimeError):
-    """No server program was found. The text names the package to install or the variable to set."""
+    """No server program was found, or no server at a URL from the environment.
+
+    The text names the package to install, or the variable.
+    """
 
 
 class ServerStartError(RuntimeError):

@@ -40,12 +40,17 @@ def wait_until(
 
     Raises:
         TimeoutError: The result was still falsy at the deadline.
+        TypeError: ``predicate`` is a coroutine function, for which there is :func:`wait_until_async`.
     """
     begun = time.monotonic()
     while True:
         # Read the clock first: a slow predicate is then still called once after the deadline.
         waited_s = time.monotonic() - begun
-        if answer := predicate():
+        answer = predicate()
+        if inspect.iscoroutine(answer):
+            answer.close()
+            raise TypeError("wait_until cannot await: a coroutine is always true. Use: await wait_until_async(…)")
+        if answer:
             return answer
         if waited_s >= timeout_s:
             raise TimeoutError(_complaint(message, timeout_s, answer))

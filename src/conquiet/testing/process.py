@@ -125,7 +125,9 @@ class PrivateServer(ABC):
 
     @property
     def port(self) -> int:
-        """Return the TCP port; it stays the same over kill and restart."""
+        """Return the TCP port, chosen at the start; it stays the same over kill and restart."""
+        if not self._port:
+            raise ServerStateError(f"a {self.product} server has no port and no URL before its start")
         return self._port
 
     @property

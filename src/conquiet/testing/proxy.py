@@ -28,6 +28,7 @@ T = TypeVar("T")
 _CHUNK = 65_536
 _CONTROL_TIMEOUT_S = 10.0
 _PORT_ATTEMPTS = 5
+_NOT_RUNNING = "the FaultProxy is not running; use it as a context manager"
 # Linger for zero seconds: close() then sends RST instead of FIN and discards unsent data.
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 
@@ -139,7 +140,9 @@ class FaultProxy:
 
     @property
     def port(self) -> int:
-        """Return the port to connect to; it stays the same over refuse and accept."""
+        """Return the port to connect to, chosen at the start; it stays the same over refuse and accept."""
+        if not self._port:
+            raise RuntimeError(_NOT_RUNNING)
         return self._port
 
     def url_for(self, url: str) -> str:
@@ -229,7 +232,7 @@ class FaultProxy:
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop is None or self._loop.is_closed():
             work.close()
-            raise RuntimeError("the FaultProxy is not running; use it as a context manager")
+            raise RuntimeError(_NOT_RUNNING)
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CONTROL_TIMEOUT_S)
 
     def _now(self, step: Callable[[], T]) -> T:

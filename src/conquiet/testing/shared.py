@@ -6,6 +6,8 @@ import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from conquiet.core.redaction import redact_url
+from conquiet.testing.errors import ServerUnavailableError
 from conquiet.testing.external import (
     DB_URL_VARIABLE,
     POSTGRES_URL_VARIABLE,
@@ -77,7 +79,9 @@ class SharedServers:
         key = (private, *options.values())
         if key not in self._started:
             url = os.environ.get(variable)
-            started: Any = external(url) if url and external else self._stack.enter_context(private(**options))
+            started: Any = (
+                _connect(external, url, variable) if url and external else self._stack.enter_context(private(**options))
+            )
             self.record(started)
             self._started[key] = started
         server: P | E = self._started[key]
@@ -91,3 +95,12 @@ class SharedServers:
     def stop(self) -> None:
         """Stop all private servers."""
         self._stack.close()
+
+
+def _connect(external: Callable[[str], E], url: str, variable: str) -> E:
+    try:
+        return external(url)
+    except Exception as error:  # of the driver: only its class is shown, because its text may quote the password
+        raise ServerUnavailableError(
+            f"the server at {redact_url(url)}, given in {variable}, cannot be used ({type(error).__name__})"
+        ) from error

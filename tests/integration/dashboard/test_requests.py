@@ -362,6 +362,19 @@ async def test_jobs_are_found_by_their_key(open_client: OpenClient, emit: Emit) 
     assert "customer-2" in rows
 
 
+async def test_a_job_behind_its_key_has_a_page_and_is_cancelled_there(open_client: OpenClient, emit: Emit) -> None:
+    for name in ("a-1", "a-2"):
+        await emit("paid", id=name, key="customer-7")
+    client = open_client()
+    page = "/message?stream=orders&id=a-2"
+
+    shown = await client.get(page)
+    await post(client, page, "/jobs/act", stream="orders", job="a-2", do="cancel", scope="selected")
+
+    assert (shown.status_code, "○ behind" in shown.text, "Cancel job" in shown.text) == (200, True, True)
+    assert "○ cancelled" in (await client.get(page)).text
+
+
 @pytest.mark.parametrize("wrong", ["1-2-3", "-", "9" * 40 + "-0", "\u0661-\u0661", "x"])
 async def test_an_id_in_an_address_that_is_none_shows_the_newest_page(
     open_client: OpenClient, add_dead: AddDead, raw: RawRedis, wrong: str

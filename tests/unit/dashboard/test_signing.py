@@ -58,6 +58,19 @@ async def test_a_forged_or_old_session_is_none(with_token: Dashboard, client_of:
         assert "Log in" in (await client.get("/workers")).text
 
 
+async def test_a_session_or_form_token_that_is_not_ascii_is_refused(
+    with_token: Dashboard, client_of: Client, token: str
+) -> None:
+    forged = await client_of(with_token).get("/workers", headers=[(b"cookie", "conquiet_session=1.\xe9".encode())])
+    client = client_of(with_token)
+    await client.post("/login", data={"token": token})
+    await client.get("/workers")
+    posted = await client.post("/dead/act", data={"csrf": "\xe9"})
+
+    assert "Log in" in forged.text
+    assert (posted.status_code, "This form has expired" in posted.text) == (403, True)
+
+
 async def test_a_session_survives_a_restart_with_the_same_token(client_of: Client, token: str) -> None:
     first = client_of(standalone(Listener(token=token), redis_url="redis://127.0.0.1:1"))
     await first.post("/login", data={"token": token})

@@ -7,7 +7,7 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.pool import StaticPool
 
 from conquiet.db.session import DbSession
-from conquiet.errors import DbWriteError
+from conquiet.errors import ConfigurationError, DbWriteError
 from conquiet.management import database_view as operators
 from conquiet.management.database_view import DatabaseView, InboxSize
 from conquiet.transactional import Inbox, InboxKey, Outbox, create_tables
@@ -71,3 +71,12 @@ def test_all_pages_of_parked_messages_are_released(engine: Engine, monkeypatch: 
     assert {one.target for one in Outbox().parked(engine)} == {"mail"}
     assert DatabaseView(engine).unpark_all() == 4
     assert Outbox().parked(engine) == []
+
+
+def test_a_name_that_is_no_table_is_refused(engine: Engine) -> None:
+    with pytest.raises(ConfigurationError, match="inbox must be 'table' or"):
+        DatabaseView(engine, inbox="inbox; DROP TABLE orders")
+
+
+def test_a_number_that_no_row_can_have_is_not_parked(engine: Engine) -> None:
+    assert DatabaseView(engine).unpark([-1, 0, 17, 10**30]) == 0

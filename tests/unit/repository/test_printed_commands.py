@@ -1,4 +1,4 @@
-"""Every ``conquiet …`` command in the source, the dashboard and the documents parses with the real command line.
+"""Every ``conquiet …`` command in the source, the dashboard, the documents and ``deploy`` parses with the command line.
 
 Nothing is executed. A text that only names a command (``conquiet db init``) or one of its options is checked for these.
 """
@@ -50,6 +50,10 @@ def template_texts(path: Path) -> Iterator[str]:
     yield from re.split(r'[<>"]', text)
 
 
+def deploy_texts(path: Path) -> Iterator[str]:
+    yield from re.sub(r"\{\{[^}]*\}\}", "1", path.read_text(encoding="utf-8")).splitlines()
+
+
 def page_texts(path: Path) -> Iterator[str]:
     for match in CODE.finditer(path.read_text(encoding="utf-8")):
         yield match[1] or match[2]
@@ -61,6 +65,7 @@ def printed_commands() -> Iterator[tuple[str, str, bool]]:
         python_texts: SOURCE.rglob("*.py"),
         template_texts: SOURCE.glob("dashboard/templates/*.html"),
         page_texts: PAGES,
+        deploy_texts: (path for path in sorted((ROOT / "deploy").rglob("*.*")) if path.is_file()),
     }.items():
         for path in paths:
             for text in kind(path):

@@ -46,6 +46,16 @@ def test_a_given_interval_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     assert pauses == [0.005, 0.005]
 
 
+def test_a_coroutine_function_is_refused_by_the_plain_variant() -> None:
+    """Its coroutine is true, so the wait would end at once and the test that waits would prove nothing."""
+
+    async def never() -> bool:
+        return False
+
+    with pytest.raises(TypeError, match="await wait_until_async"):
+        _ = wait_until(never)
+
+
 async def test_the_async_variant_takes_plain_and_coroutine_predicates() -> None:
     answers = iter([0, 5])
 

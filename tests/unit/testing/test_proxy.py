@@ -67,6 +67,11 @@ def ask(channel: socket.socket, request: bytes) -> bytes:
     return channel.recv(65_536)
 
 
+def test_a_proxy_has_no_url_before_its_start() -> None:
+    with pytest.raises(RuntimeError, match="use it as a context manager"):
+        FaultProxy("127.0.0.1", 6379).url_for("redis://127.0.0.1:6379")
+
+
 def test_without_a_fault_bytes_pass_both_ways_and_are_counted(proxy: FaultProxy, client: socket.socket) -> None:
     assert ask(client, b"hello") == b"hello"
 

@@ -8,7 +8,7 @@ from conquiet.cli.command_group import CommandGroup
 from conquiet.cli.connections import open_database
 from conquiet.cli.errors import CommandError
 from conquiet.cli.option_types import number_option
-from conquiet.cli.output import print_json, print_rows
+from conquiet.cli.output import print_json, print_result, print_rows
 from conquiet.cli.settings import INBOX, OUTBOX, AsJson, DbUrl, InboxTable, OutboxTable
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ def purge(
     inbox: InboxTable = INBOX,
     batch: Annotated[int, typer.Option(min=1, max=100_000, help="Rows per transaction.")] = 1_000,
     db_url: DbUrl = "",
+    as_json: AsJson = False,
 ) -> None:
     """Delete old rows of the inbox, in many short transactions. Safe while workers run.
 
@@ -164,4 +165,4 @@ def purge(
 
     with open_database(db_url) as engine:
         deleted = Inbox(inbox).purge(engine, older_than_s=older_than_s, batch=batch)
-    typer.echo(f"{deleted} rows deleted")
+    print_result({"deleted": deleted}, f"{deleted} rows deleted", as_json=as_json)

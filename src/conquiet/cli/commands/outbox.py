@@ -7,7 +7,7 @@ import typer
 from conquiet.cli.command_group import CommandGroup
 from conquiet.cli.connections import open_database
 from conquiet.cli.errors import CommandError
-from conquiet.cli.output import print_json, print_rows
+from conquiet.cli.output import print_json, print_result, print_rows
 from conquiet.cli.settings import OUTBOX, AsJson, DbUrl, OutboxTable
 
 app = CommandGroup(help="Show the backlog of the outbox; unpark messages.", no_args_is_help=True)
@@ -70,6 +70,7 @@ def unpark(
     target: Annotated[str, typer.Option(help="With --all: only messages of this target.")] = "",
     outbox: OutboxTable = OUTBOX,
     db_url: DbUrl = "",
+    as_json: AsJson = False,
 ) -> None:
     """Unpark messages, so that the relay retries them with all attempts.
 
@@ -90,6 +91,6 @@ def unpark(
     with open_database(db_url) as engine:
         view = DatabaseView(engine, outbox=outbox)
         done = view.unpark(seq) if seq else view.unpark_all(target=target or None)
-    typer.echo(f"{done} released")
+    print_result({"released": done}, f"{done} released", as_json=as_json)
     if seq and done < len(seq):
         raise typer.Exit(1)

@@ -85,7 +85,8 @@ def pause(
 ) -> None:
     """Pause a stream, or one event of it, on all hosts. The pause survives restarts; running handlers finish.
 
-    Processors notice it within a second. A bare runtime.Consumer or QueueConsumer ignores pauses.
+    Processors notice it within a second, or within 8 s if a wake-up is lost. A bare runtime.Consumer or QueueConsumer
+    ignores pauses.
 
     Exit codes: 0 paused (or it was paused already), 2 no server or no such stream.
 

@@ -31,7 +31,7 @@ def demo(
 ) -> None:
     """Process 10,000 orders with 4 workers, kill one half-way, lose nothing.
 
-    Starts a private Valkey and an SQLite file, both removed afterwards. URLs from the environment or
+    Starts a private Redis or Valkey and an SQLite file, both removed afterwards. URLs from the environment or
     conquiet.toml are not used: the demo uses a real server only if a flag names it.
 
     Exit codes: 0 nothing lost and nothing done twice, 1 otherwise, 2 the demo could not start, 130 Ctrl-C.

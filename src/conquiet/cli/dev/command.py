@@ -31,8 +31,8 @@ def dev(
 ) -> None:
     """Run an App for development: handlers, relay, scheduler, and the web application if named.
 
-    Without CONQUIET_REDIS_URL (or redis_url in conquiet.toml) an embedded Valkey is started; its data is deleted at
-    the end. Without CONQUIET_DB_URL a SQLite file in the folder .conquiet is used. Missing tables are created.
+    Without CONQUIET_REDIS_URL (or redis_url in conquiet.toml) a private Redis or Valkey is started; its data is deleted
+    at the end. Without CONQUIET_DB_URL a SQLite file in the folder .conquiet is used. Missing tables are created.
     Everything listens on loopback only. Not for production: see 'conquiet worker'.
 
     Exit codes: 0 ended by a signal, 1 a process had to be killed, 2 it could not start.

@@ -183,7 +183,7 @@ def main() -> int:
     ``ABANDONED``. If a server could not be reached at the start it is ``UNREACHABLE``.
     """
     settings = ChildSettings(**json.loads(os.environ.pop(SETTINGS_VARIABLE)))
-    folder = SharedFolder(Path(settings.heartbeat_file))
+    folder = SharedFolder(Path(settings.heartbeat_file).parent)
     try:
         return _run(settings)
     finally:

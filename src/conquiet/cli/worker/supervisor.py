@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -75,11 +74,10 @@ class ProcessSupervisor:
         self._workers = [
             SupervisedProcess(row, policy=RestartPolicy(settings.wait_s)) for row in range(settings.processes)
         ]
-        self._folder = Path(tempfile.mkdtemp(prefix="conquiet-worker-"))
-        self._metrics_folder = self._folder / "metrics"
+        self._folder = SharedFolder.create()
+        self._metrics_folder = self._folder.path / "metrics"
         self._metrics_folder.mkdir()
-        self._heartbeats = HeartbeatFile.create(self._folder / "heartbeats", settings.processes)
-        self._shared = SharedFolder(self._heartbeats.path)
+        self._heartbeats = HeartbeatFile.create(self._folder.path / "heartbeats", settings.processes)
         self._endpoints: list[Endpoints] = []
         self._round_at_s = time.monotonic()
         self._stop = False
@@ -226,7 +224,7 @@ class ProcessSupervisor:
 
     def _unreachable_server(self, worker: SupervisedProcess) -> str:
         try:
-            return unreachable_note(self._folder / "heartbeats", worker.row).read_text()
+            return unreachable_note(self._heartbeats.path, worker.row).read_text()
         except OSError:
             return "a server"
 
@@ -240,7 +238,7 @@ class ProcessSupervisor:
         child = ChildSettings(
             settings.target,
             row,
-            str(self._folder / "heartbeats"),
+            str(self._heartbeats.path),
             settings.concurrency or None,
             settings.log_level,
             tuple(part.value for part in settings.only or ()),
@@ -333,7 +331,7 @@ class ProcessSupervisor:
         for endpoint in self._endpoints:
             endpoint.close()
         self._heartbeats.close()
-        self._shared.leave()
+        self._folder.leave()
 
     # ------------------------------------------------------------------ HTTP
     def _listen(self) -> None:

@@ -10,7 +10,8 @@ See docs/decisions/0051.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from enum import StrEnum
+from typing import Any, TypeVar
 
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_positive
@@ -25,6 +26,8 @@ from conquiet.management.jobs.search import SEARCH_LIMIT, Search
 from conquiet.processor.envelope import new_id
 from conquiet.processor.partition_layout import partition_names
 from conquiet.redis_transport.client import AsyncClient
+
+E = TypeVar("E", bound=StrEnum)
 
 
 class _Partition:
@@ -57,10 +60,13 @@ class JobAdmin:
         client: A client without retries, such as ``clone_async`` returns. The caller closes it.
         stream: The stream.
         group: The consumer group of the jobs. Optional if the stream has only one.
+
+    Raises:
+        ConfigurationError: The client was created with ``decode_responses=True``.
     """
 
     def __init__(self, client: AsyncClient, stream: str, *, group: str | None = None) -> None:
-        self._client = client
+        self._client = _require_bytes(client)
         self._stream = stream
         self._group = group
         self._whole = _Partition(client, stream, group)
@@ -84,7 +90,7 @@ class JobAdmin:
                 several groups and none was named.
             QueueError: The server returned an error or did not reply.
         """
-        phase = JobPhase(phase)
+        phase, where = _named(JobPhase, phase), _require_filter(where)
         partitions = await self._partitions()
         if len(partitions) == 1:
             return await partitions[0].reader.list(phase, where, cursor=cursor, limit=limit, with_data=with_data)
@@ -208,9 +214,9 @@ class JobAdmin:
             on_progress: Called with the report after every step.
         """
         request = BulkRequest(
-            action=BulkAction(action),
-            phase=JobPhase(phase),
-            where=where,
+            action=_named(BulkAction, action),
+            phase=_named(JobPhase, phase),
+            where=_require_filter(where),
             name=name or new_id(),
             dry_run=dry_run,
             delay_s=delay_s,
@@ -291,6 +297,25 @@ class PartitionedJobs(JobAdmin):
     async def _partitions(self) -> Sequence[_Partition]:
         names = await partition_names(self._client, self._stream)
         return [_Partition(self._client, name, self._group) for name in names]
+
+
+def _require_bytes(client: AsyncClient) -> AsyncClient:
+    if hasattr(client, "get_encoder") and client.get_encoder().decode_responses:  # type: ignore[no-untyped-call]
+        raise ConfigurationError("the Redis client decodes replies; pass one without decode_responses=True")
+    return client
+
+
+def _named(kind: type[E], value: E | str) -> E:
+    try:
+        return kind(value)
+    except ValueError:
+        raise ConfigurationError(f"{kind.__name__} is one of {', '.join(kind)}; got {printable(value)!r}") from None
+
+
+def _require_filter(where: JobFilter) -> JobFilter:
+    if not isinstance(where, JobFilter):
+        raise ConfigurationError(f"where must be a JobFilter, such as JobFilter(event=…), got {type(where).__name__}")
+    return where
 
 
 def _position(cursor: str | None, partitions: int) -> tuple[int, str | None]:

@@ -1,0 +1,35 @@
+"""The servers of a test run, given by URL or private."""
+
+from collections.abc import Callable
+
+import pytest
+
+from conquiet.testing import RedisServer, ServerStateError, ServerUnavailableError
+from conquiet.testing.shared import SharedServers
+
+
+@pytest.mark.parametrize(
+    ("variable", "url", "start"),
+    [
+        ("CONQUIET_TEST_REDIS_URL", "redis://:secret@127.0.0.1:1/0", SharedServers.redis),
+        ("CONQUIET_TEST_DB_URL", "mysql+pymysql://root:secret@127.0.0.1:1", lambda servers: servers.mysql(None)),
+        ("CONQUIET_TEST_POSTGRES_URL", "postgresql+psycopg://me:secret@127.0.0.1:1/x", SharedServers.postgres),
+        ("CONQUIET_TEST_RABBIT_URL", "amqp://guest:secret@127.0.0.1:1", SharedServers.rabbitmq),
+    ],
+)
+def test_a_given_server_that_is_away_is_named_with_its_variable(
+    monkeypatch: pytest.MonkeyPatch, variable: str, url: str, start: Callable[[SharedServers], object]
+) -> None:
+    monkeypatch.setenv(variable, url)
+
+    with pytest.raises(
+        ServerUnavailableError, match=rf"127\.0\.0\.1:1.*, given in {variable}, cannot be used"
+    ) as caught:
+        start(SharedServers())
+
+    assert "secret" not in str(caught.value)
+
+
+def test_a_server_has_no_url_before_its_start() -> None:
+    with pytest.raises(ServerStateError, match="no port and no URL before its start"):
+        _ = RedisServer().url
