@@ -157,7 +157,7 @@ class StreamHousekeeper(ClosedAfterUse):
         deadline = self._begin_close(timeout_s)
         while self._is_running(deadline):
             time.sleep(_POLL_S)
-        # In a thread of its own: if a coroutine calls this, an event loop runs in the caller's.
+        # In another thread: a coroutine that calls this runs in an event loop, and a thread can run only one.
         call_in_daemon_thread("conquiet-close", lambda: asyncio.run(self._topology.close())).result()
 
     async def aclose(self, *, timeout_s: float = 2.0) -> None:

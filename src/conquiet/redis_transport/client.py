@@ -238,8 +238,8 @@ def require_raw_client(client: object, *, sends_once: bool = False) -> None:
         problem = "repeats a command after a lost reply, which may store a message twice"
     if problem:
         raise ConfigurationError(
-            f"the client {problem}: use a Processor or a SyncEmitter, which clone the client that they are given, or pass "
-            "redis.asyncio.Redis(…, retry=Retry(NoBackoff(), 0)) without decode_responses"
+            f"the client {problem}: use a Processor or a SyncEmitter, which clone the client that they are given, or "
+            "pass redis.asyncio.Redis(…, retry=Retry(NoBackoff(), 0)) without decode_responses"
         )
 
 
