@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import TextClause, event
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
 from conquiet.db.commit_status import record_transaction
@@ -228,13 +228,13 @@ def is_async(session: object) -> bool:
 def _connection_of(session: Session) -> Connection:
     try:
         return session.connection()
+    except UnboundExecutionError as error:
+        raise ConfigurationError(
+            "the Session has no bind of its own, so the database of the inbox and the outbox is not known: "
+            "pass session.connection(bind_arguments={…}) of that database instead"
+        ) from error
     except SQLAlchemyError as error:
-        if session.bind is None:
-            raise ConfigurationError(
-                "the Session has no bind of its own, so the database of the inbox and the outbox is not known: "
-                "pass session.connection(bind_arguments={…}) of that database instead"
-            ) from error
-        raise as_write_error(error, _ABOUT, connecting=session.bind.engine) from error
+        raise as_write_error(error, _ABOUT, connecting=session.get_bind().engine) from error
 
 
 def _refuse_autocommit(connection: Connection) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, c
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from conquiet.db.session import DbSession
-from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError
+from conquiet.errors import ConfigurationError, DatabaseUnavailableError, DbWriteError, LifecycleError
 from conquiet.queue.models import QueueMessage
 from conquiet.transactional import Inbox, InboxKey, Outbox
 
@@ -118,6 +118,19 @@ def test_one_session_may_record_in_each_of_its_transactions(engine: Engine) -> N
         session.commit()
 
     assert rows(engine, "conquiet_inbox") == 1
+
+
+@pytest.mark.parametrize("url", ["postgresql+psycopg://u:p@127.0.0.1:1/shop", "mysql+pymysql://u:p@127.0.0.1:1/shop"])
+def test_a_session_that_chooses_its_bind_reports_an_unavailable_database(url: str) -> None:
+    """As the session of Flask-SQLAlchemy does. It counted as a mistake of the caller."""
+    away = create_engine(url)
+
+    class Choosing(Session):
+        def get_bind(self, *_: Any, **__: Any) -> Engine:
+            return away
+
+    with pytest.raises(DatabaseUnavailableError, match=r"127\.0\.0\.1:1"):
+        Outbox().add(Choosing(), "ledger", {})
 
 
 async def test_the_wrong_form_says_which_one_to_write(engine: Engine, async_engine: AsyncEngine) -> None:
