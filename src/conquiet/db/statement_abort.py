@@ -63,8 +63,8 @@ class AbortableEngine:
             try:
                 return pending.result(_SLICE_S)
             except TimeoutError:
-                if pending.done():  # raised by the driver
-                    raise
+                if pending.done():  # raised by the driver; or the connection was opened in this moment
+                    return pending.result()
 
     def _remember(self, connection: Connection) -> None:
         self._opened = [one for one in self._opened if not one.closed]
