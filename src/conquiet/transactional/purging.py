@@ -164,11 +164,12 @@ class Purger(ClosedAfterUse):
     ) -> None:
         self._statements = AbortableEngine(require_supported(engine))
         self._engine = self._statements.engine
-        if inbox is None and outbox is None:
-            raise ConfigurationError("a Purger needs an inbox or an outbox")
+        _require_boxes(inbox, outbox)
         self._inbox = inbox
         self._outbox = outbox
         self._retention = DatabaseRetention() if retention is None else retention
+        if not isinstance(self._retention, DatabaseRetention):
+            raise ConfigurationError("retention must be a DatabaseRetention")
         keep = self._retention
         self._pace = PurgePace(keep.share, keep.max_share, hurry_after_s=keep.interval_s * _BUSY_FACTOR)
         self._is_idle = is_idle
@@ -300,6 +301,18 @@ class Purger(ClosedAfterUse):
                     connection.execute(free)
                 # Closed, and not returned to the pool: that certainly frees the lock, and its timeout was changed.
                 connection.invalidate()
+
+
+def _require_boxes(inbox: object, outbox: object) -> None:
+    from conquiet.transactional.inbox import Inbox
+    from conquiet.transactional.outbox import Outbox
+
+    if inbox is None and outbox is None:
+        raise ConfigurationError("a Purger needs an inbox or an outbox")
+    # An outbox given as the inbox would lose its parked messages at the age of inbox rows.
+    for name, box, kind in (("inbox", inbox, Inbox), ("outbox", outbox, Outbox)):
+        if box is not None and not isinstance(box, kind):
+            raise ConfigurationError(f"{name} must be an {kind.__name__}, for example {kind.__name__}('the_table')")
 
 
 def delete_old_rows(

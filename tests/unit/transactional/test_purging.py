@@ -1,8 +1,29 @@
-"""The pace of a purge follows what the table needs."""
+"""Arguments of a purger, and the pace of a purge."""
+
+from typing import Any
 
 import pytest
+from sqlalchemy.engine import Engine
 
+from conquiet.errors import ConfigurationError
+from conquiet.transactional import Inbox, Outbox, Purger
 from conquiet.transactional.purging import PurgePace
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"inbox": "conquiet_inbox"},
+        {"inbox": Inbox},
+        {"inbox": Outbox()},
+        {"outbox": Inbox()},
+        {"inbox": Inbox(), "retention": 30},
+    ],
+)
+def test_a_purger_with_an_argument_of_another_type_is_refused(engine: Engine, wrong: dict[str, Any]) -> None:
+    """An outbox given as the inbox lost its parked messages at the age of inbox rows."""
+    with pytest.raises(ConfigurationError, match="must be"):
+        Purger(engine, **wrong)
 
 
 def test_a_pass_works_for_its_share_of_the_time() -> None:
