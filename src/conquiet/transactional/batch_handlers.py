@@ -175,6 +175,10 @@ def _no_check() -> None:
 
 def _batches(handler: Callable[..., Any], engine: Any, inbox: Any, key: KeyFunction | None, *arguments: str) -> Batches:
     source = checked_source(handler, engine, *arguments)
+    if not source.takes_batches:
+        raise ConfigurationError(
+            "a batch handler cannot have a DjangoTransaction: use a sqlalchemy Session, or handle single messages"
+        )
     once: Any = inbox_of(inbox, key)
     if not callable(getattr(once, "once_many", None)):
         raise ConfigurationError(
