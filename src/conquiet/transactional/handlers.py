@@ -23,6 +23,7 @@ from conquiet.core.deduplicator import Deduplicator
 from conquiet.core.functions import (
     mark_made_for,
     mark_pool_capacity,
+    reject_generator_function,
     require_arguments,
     require_plain_function,
     wrong_place,
@@ -290,6 +291,7 @@ class _RollBackError(Exception):
 def checked_source(handler: Callable[..., Any], engine: object, *arguments: str) -> SyncSource | AsyncSource:
     """Return the source of sessions for a handler; raise if the handler does not fit it."""
     source = source_of(engine)
+    reject_generator_function("handler", handler)
     source.require_handler(handler)
     if isinstance(source, SyncSource):
         require_plain_function("handler", handler)
