@@ -30,6 +30,7 @@ from conquiet.core.log import FactLogger
 from conquiet.core.validation import require_positive, require_seconds
 from conquiet.db.dialects import require_supported
 from conquiet.db.engine_pool import database_address, pool_capacity
+from conquiet.db.errors import OperationInfo, as_write_error
 from conquiet.db.locking.naming import lock_name
 from conquiet.db.session import DbSession
 from conquiet.db.statement_abort import AbortableEngine
@@ -50,6 +51,7 @@ DAY_S: Final = 86_400.0
 INBOX_RETENTION_S: Final = 30 * DAY_S
 """Default retention of inbox rows."""
 
+_LOCKING: Final = OperationInfo("taking or keeping the lock of a purge")
 _LOCK_IDLE_S: Final = 120
 LONGEST_PAUSE_S: Final = 60.0
 """A pause is never longer: the server closes the connection of the purger's lock after two idle minutes."""
@@ -235,7 +237,7 @@ class Purger(ClosedAfterUse):
     def _pass(self) -> None:
         try:
             self.purge_now()
-        except (ConquietError, SQLAlchemyError) as error:
+        except ConquietError as error:
             if self._lifecycle.is_forced:
                 logger.warning("purger stopped by force; its last batch is rolled back", worker=self.name)
                 return
@@ -292,15 +294,24 @@ class Purger(ClosedAfterUse):
             yield lambda: None  # SQLite has one writer anyway; elsewhere two purgers only do some work twice
             return
         take, free = locks
-        with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        with self._connect() as connection:
             try:
+                connection.execution_options(isolation_level="AUTOCOMMIT")
                 yield (lambda: _ping(connection)) if take(connection, self._lock) else None
+            except SQLAlchemyError as error:  # of this connection: those of the purge are DbWriteErrors
+                raise as_write_error(error, _LOCKING) from error
             finally:
                 # Released now for the next host: the server may notice a closed connection later.
                 with suppress(SQLAlchemyError):
                     connection.execute(free)
                 # Closed, and not returned to the pool: that certainly frees the lock, and its timeout was changed.
                 connection.invalidate()
+
+    def _connect(self) -> Connection:
+        try:
+            return self._engine.connect()
+        except SQLAlchemyError as error:
+            raise as_write_error(error, _LOCKING, connecting=self._engine) from error
 
 
 def _require_boxes(inbox: object, outbox: object) -> None:
