@@ -3,7 +3,8 @@
     DbSession                      its own execute: translated, counted, refused after a conflict
     Session, scoped_session        the connection of its transaction, which begins if there is none yet
     Connection                     itself
-    AsyncSession, AsyncConnection  the same inside ``run_sync``: one greenlet for all statements of a call
+    AsyncSession, AsyncConnection  the same inside ``run_sync``: one greenlet for all statements of a call;
+                                   so for an async_scoped_session
     of another framework           the result of its method ``conquiet_unit_of_work()``
 
 Driver errors become ``DbWriteError`` here, for every kind of session, raised ``from`` the driver's error.
@@ -212,6 +213,8 @@ async def run_in(session: Any, work: Callable[[UnitOfWork], T]) -> T:
             f"a {type(session).__name__} is synchronous: write 'with inbox.once(session, msg)', "
             "'outbox.add(session, …)', or another method without _async"
         )
+    if not hasattr(session, "run_sync"):  # an async_scoped_session; this is the session of its scope
+        session = session()
     result: T = await session.run_sync(lambda inner: work(unit_of(inner)))
     return result
 

@@ -1,5 +1,6 @@
 """Inbox and outbox write into the transaction that the caller already has, for every kind of session."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,14 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from conquiet.db.session import DbSession
@@ -69,6 +77,16 @@ async def test_rows_share_the_end_of_an_async_transaction(
         await (session.commit() if commits else session.rollback())
 
     assert (rows(engine, "conquiet_inbox"), rows(engine, "conquiet_outbox")) == (commits, commits)
+
+
+async def test_rows_are_written_into_the_session_of_an_async_scope(engine: Engine, async_engine: AsyncEngine) -> None:
+    session: Any = async_scoped_session(async_sessionmaker(async_engine), asyncio.current_task)
+    await write_async(session)
+    assert rows(engine, "conquiet_inbox") == 0
+    await session.commit()
+    await session.remove()
+
+    assert (rows(engine, "conquiet_inbox"), rows(engine, "conquiet_outbox")) == (1, 1)
 
 
 async def test_a_second_transaction_finds_the_message(engine: Engine, async_engine: AsyncEngine) -> None:
