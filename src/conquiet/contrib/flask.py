@@ -39,10 +39,8 @@ if TYPE_CHECKING:
     from flask import Response
     from sqlalchemy.orm import Session
 
-_KEY: Final = "_conquiet_session"
-# Keys of the request's environ: ``g`` may be shared by the requests of a test.
 _FAILED: Final = "conquiet.failed"
-_ENDED: Final = "conquiet.ended"
+"""Key of the request's environ. Not in ``g``, which the requests of a test may share."""
 _FIRST_ERROR: Final = 400
 
 
@@ -65,6 +63,9 @@ class FlaskExtension:
             )
         self._app = app
         self._session = session
+        # Each extension has its own: two applications may have different databases.
+        self._key = f"_conquiet_session_{id(self)}"
+        self._ended = f"conquiet.ended.{id(self)}"
         if flask_app is not None:
             self.init_app(flask_app)
 
@@ -93,10 +94,10 @@ class FlaskExtension:
         if self._session is not None:
             given: Session = self._session()
             return given
-        if _KEY not in g:
+        if self._key not in g:
             maker = self._app.assembly.database.source_for(SessionKind.SESSION)
-            setattr(g, _KEY, maker())
-        found: Session = getattr(g, _KEY)
+            setattr(g, self._key, maker())
+        found: Session = getattr(g, self._key)
         return found
 
     def emit(self, event: str, payload: Any = None, *, delay_s: float | None = None, at: datetime | None = None) -> str:
@@ -114,7 +115,7 @@ class FlaskExtension:
             PayloadError: The payload does not fit the event's model. Nothing was written.
         """
         session = self.session
-        if self._session is None and _ENDED in request.environ:
+        if self._session is None and self._ended in request.environ:
             raise LifecycleError(
                 "the transaction of this request has ended, so the message would be lost: emit it in the view, before "
                 "the response is streamed and before functions of after_request and teardown_request run"
@@ -133,8 +134,8 @@ class FlaskExtension:
         flask_app.handle_user_exception = handle_and_record  # type: ignore[method-assign, assignment] # there is no hook
 
     def _after_request(self, response: "Response") -> "Response":
-        session = g.pop(_KEY, None)
-        request.environ[_ENDED] = True
+        session = g.pop(self._key, None)
+        request.environ[self._ended] = True
         if session is not None:
             try:
                 if response.status_code < _FIRST_ERROR and _FAILED not in request.environ:
@@ -144,7 +145,7 @@ class FlaskExtension:
         return response
 
     def _teardown(self, _error: BaseException | None) -> None:
-        session = g.pop(_KEY, None)  # left after an exception that Flask re-raises, as in its test mode
+        session = g.pop(self._key, None)  # left after an exception that Flask re-raises, as in its test mode
         if session is not None:
             session.close()
 

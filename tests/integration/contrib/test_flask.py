@@ -16,6 +16,7 @@ from conquiet import App
 from conquiet.app import TestApp
 from conquiet.contrib.flask import FlaskExtension
 from conquiet.errors import ConfigurationError, LifecycleError
+from conquiet.transactional import Outbox
 
 METADATA = MetaData()
 ORDERS = Table("orders", METADATA, Column("id", Integer, primary_key=True), Column("name", String(20), unique=True))
@@ -165,6 +166,27 @@ async def test_requests_in_one_application_context_are_separate(shop: Shop) -> N
         assert [shop.post(f"/{path}/{path}") for path in ("orders", "denied", "redirected")] == [201, 302, 302]
 
     assert sorted(await shop.drained()) == ["orders", "redirected"]
+
+
+def test_two_applications_write_into_their_own_databases(shop: Shop, tmp_path: Path) -> None:
+    other = App("other", redis="redis://127.0.0.1:1/0", database=f"sqlite:///{tmp_path / 'other.db'}")
+    other.declare("order.paid", OrderPaid)
+    other.create_tables()
+    second = FlaskExtension(other, shop.web)
+
+    @shop.web.post("/both")
+    def both() -> str:
+        shop.extension.emit("order.paid", OrderPaid("first"))
+        second.emit("order.paid", OrderPaid("second"))
+        return ""
+
+    assert shop.post("/both") == 200
+    waiting = [
+        sum(one.waiting for one in Outbox().backlog(app.assembly.database.sync_engine()).values())
+        for app in (shop.app, other)
+    ]
+    other.assembly.database.sync_engine().dispose()
+    assert waiting == [1, 1]
 
 
 async def test_a_commit_that_fails_is_an_error_response(shop: Shop) -> None:
