@@ -25,6 +25,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from conquiet.core.closing import ClosedAfterUse
+from conquiet.core.functions import require_plain_function
 from conquiet.core.lifecycle import BlockingLifecycle, Health
 from conquiet.core.log import FactLogger
 from conquiet.core.validation import require_positive, require_seconds
@@ -172,6 +173,8 @@ class Purger(ClosedAfterUse):
         self._retention = DatabaseRetention() if retention is None else retention
         if not isinstance(self._retention, DatabaseRetention):
             raise ConfigurationError("retention must be a DatabaseRetention")
+        if is_idle is not None:
+            require_plain_function("is_idle", is_idle)
         keep = self._retention
         self._pace = PurgePace(keep.share, keep.max_share, hurry_after_s=keep.interval_s * _BUSY_FACTOR)
         self._is_idle = is_idle

@@ -1,5 +1,6 @@
 """Arguments of a purger, and the pace of a purge."""
 
+import asyncio
 import logging
 from typing import Any
 
@@ -21,6 +22,7 @@ from conquiet.transactional.purging import PurgePace
         {"inbox": Outbox()},
         {"outbox": Inbox()},
         {"inbox": Inbox(), "retention": 30},
+        {"inbox": Inbox(), "is_idle": asyncio.sleep},
     ],
 )
 def test_a_purger_with_an_argument_of_another_type_is_refused(engine: Engine, wrong: dict[str, Any]) -> None:
