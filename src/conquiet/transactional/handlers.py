@@ -59,6 +59,12 @@ def effect_once(
     """Run ``work(session)`` in a new transaction unless the message has had its effect. True if it ran.
 
     When this returns, the effect is committed, now or before: acknowledge.
+
+    Args:
+        engine: The database.
+        inbox: An ``Inbox``, a ``LeaseCheck``, or the name of the inbox table.
+        msg: The message; see ``Inbox.once``.
+        work: Called with a ``DbSession``, or with a ``Session`` if ``engine`` is a ``sessionmaker``.
     """
     source = source_of(engine)
     if isinstance(source, AsyncSource):

@@ -301,7 +301,7 @@ class Purger(ClosedAfterUse):
             try:
                 connection.execution_options(isolation_level="AUTOCOMMIT")
                 yield (lambda: _ping(connection)) if take(connection, self._lock) else None
-            except SQLAlchemyError as error:  # of this connection: those of the purge are DbWriteErrors
+            except SQLAlchemyError as error:  # of this connection; the purge raises DbWriteError
                 raise as_write_error(error, _LOCKING) from error
             finally:
                 # Released now for the next host: the server may notice a closed connection later.
