@@ -139,7 +139,7 @@ async def test_a_message_that_had_its_effect_is_not_run_again(batches: Batches, 
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_of_two_messages_with_one_key_only_the_one_that_fails_is_forgotten(engine: Engine, failing: int) -> None:
+def test_of_two_messages_with_one_key_only_the_failed_is_forgotten(engine: Engine, failing: int) -> None:
     """The key and the payload identify a message here. The other one had its effect a second time."""
     messages = [QueueMessage("orders", "shop", f"{number}-0", {"n": number}) for number in range(2)]
     source: Any = source_of(engine)
