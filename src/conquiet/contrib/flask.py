@@ -10,9 +10,10 @@
         return "", 201
 
 ``extension.session`` is opened at its first use. After the view, and before the response is sent, it is committed if
-the status is below 400; otherwise, and after an exception, it is rolled back. A commit that fails makes the response a
-500. An application that has a session passes it and commits it: Flask-SQLAlchemy with
-``FlaskExtension(app, session=lambda: db.session)``.
+the status is below 400; otherwise, and after an exception, it is rolled back, even if an error handler returns a
+redirect. A commit that fails makes the response a 500. Later in the request, for example in the generator of a
+streamed response, ``emit`` is refused. An application that has a session passes it and commits it: Flask-SQLAlchemy
+with ``FlaskExtension(app, session=lambda: db.session)``.
 
 See docs/decisions/0024.
 """
@@ -26,7 +27,8 @@ from conquiet.errors import ConfigurationError, LifecycleError
 
 require_extra("flask", "flask")
 
-from flask import Flask, g, has_request_context  # noqa: E402
+from flask import Flask, g, has_request_context, request  # noqa: E402
+from werkzeug.exceptions import HTTPException  # noqa: E402
 
 from conquiet.app.application import App  # noqa: E402
 from conquiet.app.parameters import SessionKind  # noqa: E402
@@ -37,7 +39,8 @@ if TYPE_CHECKING:
     from flask import Response
     from sqlalchemy.orm import Session
 
-_KEY: Final = "_conquiet_session"
+_FAILED: Final = "conquiet.failed"
+"""Key of the request's environ. Not in ``g``, which the requests of a test may share."""
 _FIRST_ERROR: Final = 400
 
 
@@ -60,6 +63,9 @@ class FlaskExtension:
             )
         self._app = app
         self._session = session
+        # Each extension has its own: two applications may have different databases.
+        self._key = f"_conquiet_session_{id(self)}"
+        self._ended = f"conquiet.ended.{id(self)}"
         if flask_app is not None:
             self.init_app(flask_app)
 
@@ -69,6 +75,7 @@ class FlaskExtension:
             raise ConfigurationError(f"flask_app must be a Flask application, got a {type(flask_app).__name__}")
         self._app.registry.events.require_complete()
         flask_app.extensions["conquiet"] = self
+        self._watch_errors(flask_app)
         flask_app.after_request(self._after_request)
         flask_app.teardown_request(self._teardown)
 
@@ -87,10 +94,10 @@ class FlaskExtension:
         if self._session is not None:
             given: Session = self._session()
             return given
-        if _KEY not in g:
+        if self._key not in g:
             maker = self._app.assembly.database.source_for(SessionKind.SESSION)
-            setattr(g, _KEY, maker())
-        found: Session = getattr(g, _KEY)
+            setattr(g, self._key, maker())
+        found: Session = getattr(g, self._key)
         return found
 
     def emit(self, event: str, payload: Any = None, *, delay_s: float | None = None, at: datetime | None = None) -> str:
@@ -107,20 +114,38 @@ class FlaskExtension:
             ConfigurationError: The event is unknown, or an argument is wrong. Nothing was written.
             PayloadError: The payload does not fit the event's model. Nothing was written.
         """
-        return self._app.emit_sync(event, payload, session=self.session, delay_s=delay_s, at=at)
+        session = self.session
+        if self._session is None and self._ended in request.environ:
+            raise LifecycleError(
+                "the transaction of this request has ended, so the message would be lost: emit it in the view, before "
+                "the response is streamed and before functions of after_request and teardown_request run"
+            )
+        return self._app.emit_sync(event, payload, session=session, delay_s=delay_s, at=at)
+
+    def _watch_errors(self, flask_app: Flask) -> None:
+        """Record exceptions of views: an error handler may turn one into a redirect, which is not an error status."""
+        handle = flask_app.handle_user_exception
+
+        def handle_and_record(error: Exception) -> Any:
+            if not isinstance(error, HTTPException):  # such as abort(): its status decides
+                request.environ[_FAILED] = True
+            return handle(error)
+
+        flask_app.handle_user_exception = handle_and_record  # type: ignore[method-assign, assignment] # there is no hook
 
     def _after_request(self, response: "Response") -> "Response":
-        session = g.pop(_KEY, None)
+        session = g.pop(self._key, None)
+        request.environ[self._ended] = True
         if session is not None:
             try:
-                if response.status_code < _FIRST_ERROR:
+                if response.status_code < _FIRST_ERROR and _FAILED not in request.environ:
                     session.commit()
             finally:
                 session.close()  # rolls back what was not committed
         return response
 
     def _teardown(self, _error: BaseException | None) -> None:
-        session = g.pop(_KEY, None)  # left after an exception that Flask re-raises, as in its test mode
+        session = g.pop(self._key, None)  # left after an exception that Flask re-raises, as in its test mode
         if session is not None:
             session.close()
 

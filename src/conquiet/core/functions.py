@@ -138,11 +138,15 @@ def wrong_place(kind: str, made_for: str, place: str) -> ConfigurationError:
 
 
 def reject_awaitable(name: str, result: object) -> None:
-    """Raise ``ConfigurationError`` if a plain function returned a coroutine: its work was not done."""
+    """Raise ``ConfigurationError`` if a plain function returned a coroutine or a generator: its work was not done."""
+    if result is None:
+        return
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()  # prevents Python's warning about a coroutine that was never awaited
         raise ConfigurationError(f"{name} returned a coroutine, so its work was not done; make it a plain function")
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise ConfigurationError(f"{name} returned a generator, so its work was not done; make it a plain function")
 
 
 def reject_unawaited(result: object) -> None:
@@ -187,10 +191,7 @@ def call_in_thread(name: str, function: Callable[..., Any], *arguments: Any) -> 
         if type(error) is not TimeoutError:
             raise
         raise _TracedTimeoutError(*error.args).with_traceback(error.__traceback__) from error.__cause__
-    if result is not None:
-        reject_awaitable(name, result)
-        if inspect.isgenerator(result) or inspect.isasyncgen(result):
-            raise ConfigurationError(f"{name} returned a generator, so its work was not done; make it a plain function")
+    reject_awaitable(name, result)
     return result
 
 

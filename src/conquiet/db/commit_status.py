@@ -29,6 +29,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from conquiet.core.log import FactLogger
 from conquiet.db.driver_errors import FAILED_TRANSACTION, sqlstate_of
+from conquiet.db.engine_pool import separate_engine
+from conquiet.db.statement_abort import abortable_of
 from conquiet.errors import CommitUnknownError, DatabaseUnavailableError, DbWriteError
 
 logger = FactLogger(__name__)
@@ -153,9 +155,13 @@ def resolve_commit(engine: Engine, transaction: TransactionId, *, timeout_s: flo
         transaction: Which transaction.
         timeout_s: Longest wait for the server. Connecting has the engine's own limit.
     """
-    separate = Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
+    separate = separate_engine(engine)
+    if (abortable := abortable_of(engine)) is not None:
+        abortable.include(separate)
     try:
         for end_backend in attempts(timeout_s):
+            if abortable is not None and abortable.is_aborted:
+                break
             # An error: the server is unavailable.
             with suppress(SQLAlchemyError), separate.connect() as connection:
                 found = status_of(connection, transaction, end_backend=end_backend)

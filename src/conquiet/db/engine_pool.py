@@ -24,6 +24,11 @@ def database_address(engine: Engine) -> str:
     return printable(f"{url.host}{'' if url.port is None else f':{url.port}'}/{url.database or ''}")
 
 
+def separate_engine(engine: Engine) -> Engine:
+    """Return an engine with its own connections to the same server, with the same credentials and pool settings."""
+    return Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
+
+
 def pool_timeout_hint(error: BaseException, pool: Pool | None) -> str | None:
     """Return what to report about a pool without a free connection in time; None for another error."""
     if not isinstance(error, PoolTimeoutError) or not isinstance(pool, QueuePool):

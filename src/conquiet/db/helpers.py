@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy.engine import Engine
 
 from conquiet.core.backoff import Backoff
+from conquiet.core.functions import reject_awaitable
 from conquiet.core.validation import require_identifier, require_positive, require_table
 from conquiet.db import sql
 from conquiet.db.dialects import is_mysql, is_postgres
@@ -115,7 +116,9 @@ def retry_on_conflict(
     for attempt in range(1, attempts + 1):
         try:
             with DbSession(engine) as session:
-                return work(session)
+                result = work(session)
+                reject_awaitable("work", result)
+                return result
         except (ConflictError, LockTimeoutError):
             if attempt == attempts:
                 raise

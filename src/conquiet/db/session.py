@@ -27,6 +27,7 @@ from sqlalchemy import TextClause, text
 from sqlalchemy.engine import Connection, CursorResult, Engine, RootTransaction, RowMapping
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from conquiet.core.functions import reject_awaitable
 from conquiet.core.lifecycle import Lifecycle
 from conquiet.db.commit_status import (
     TransactionId,
@@ -131,7 +132,7 @@ class DbSession:
     def _commit(self, conn: Connection) -> None:
         self._reject_failed(conn)
         for check in self._before_commit:
-            check(self)
+            reject_awaitable("a check of before_commit", check(self))
         self._reject_failed(conn)
         transaction = self._identify(conn) if is_postgres(self._engine) else None
         try:

@@ -13,6 +13,7 @@ See docs/decisions/0014.
 import contextlib
 import os
 import socket
+from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import event
@@ -23,6 +24,7 @@ from sqlalchemy.pool import PoolProxiedConnection
 from conquiet.core.threads import call_in_daemon_thread
 from conquiet.db.dialects import is_mysql, is_postgres
 
+_ABORTABLE: Final = "_conquiet_abortable"
 _SLICE_S: Final = 0.1
 """Longest wait for a connection without a check for an abort: ``abort()`` takes no lock, so it wakes no thread."""
 
@@ -35,42 +37,53 @@ class AbortableEngine:
 
     Attributes:
         engine: The engine to use.
+        is_aborted: True after ``abort()``.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine: Engine = engine.execution_options()  # events of the result concern its user alone
+        self.is_aborted = False
         self._opened: list[Connection] = []
-        self._aborted = False
-        event.listen(self.engine, "engine_connect", self._remember)
+        self.include(self.engine)
+
+    def include(self, engine: Engine) -> None:
+        """Make the connections of another engine abortable, too."""
+        setattr(engine, _ABORTABLE, self)
+        event.listen(engine, "engine_connect", self._remember)
         if is_mysql(engine) or is_postgres(engine):  # a connection of SQLite belongs to its thread, and opens a file
-            self.engine.raw_connection = self._check_out  # type: ignore[method-assign] # of this engine only; others share its pool
+            engine.raw_connection = partial(self._check_out, engine)  # type: ignore[method-assign] # of this engine only; others share its pool
 
     def abort(self) -> None:
         """Make a statement or the opening of a connection fail that waits, and every later one. Takes no lock.
 
         SQLite has no connection to abort.
         """
-        self._aborted = True
+        self.is_aborted = True
         for connection in list(self._opened):
             _shut_down(connection)
 
-    def _check_out(self) -> PoolProxiedConnection:
+    def _check_out(self, engine: Engine) -> PoolProxiedConnection:
         """Take a connection from the pool, which may open one. Replaces ``Engine.raw_connection``."""
-        pending = call_in_daemon_thread("conquiet-database-connect", self.engine.pool.connect, discard=_discard)
+        pending = call_in_daemon_thread("conquiet-database-connect", engine.pool.connect, discard=_discard)
         while True:
-            if self._aborted and pending.cancel():
+            if self.is_aborted and pending.cancel():
                 raise OperationalError("opening a connection", None, ConnectionAbortedError("aborted by a forced stop"))
             try:
                 return pending.result(_SLICE_S)
             except TimeoutError:
-                if pending.done():  # raised by the driver
-                    raise
+                if pending.done():  # raised by the driver; or the connection was opened in this moment
+                    return pending.result()
 
     def _remember(self, connection: Connection) -> None:
         self._opened = [one for one in self._opened if not one.closed]
         self._opened.append(connection)
-        if self._aborted:  # checked after the append, so that abort() cannot miss it
+        if self.is_aborted:  # checked after the append, so that abort() cannot miss it
             _shut_down(connection)
+
+
+def abortable_of(engine: Engine) -> AbortableEngine | None:
+    """Return the object that aborts the connections of this engine, if there is one."""
+    return getattr(engine, _ABORTABLE, None)
 
 
 def _discard(connection: PoolProxiedConnection) -> None:

@@ -21,7 +21,6 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -36,6 +35,7 @@ from conquiet.db.commit_status import (
     status_of,
 )
 from conquiet.db.dialects import is_postgres
+from conquiet.db.engine_pool import separate_engine
 from conquiet.db.errors import OperationInfo, as_write_error, is_transient
 from conquiet.db.failover import is_demotion
 from conquiet.errors import (
@@ -187,8 +187,7 @@ async def resolve_commit_async(
         transaction: The transaction to resolve.
         timeout_s: Longest wait for the server.
     """
-    of = engine.sync_engine
-    separate = AsyncEngine(Engine(of.pool.recreate(), of.dialect, of.url, hide_parameters=True))
+    separate = AsyncEngine(separate_engine(engine.sync_engine))
     try:
         for end_backend in attempts(timeout_s):
             with suppress(SQLAlchemyError, OSError):  # unavailable; TimeoutError is an OSError

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from conquiet.errors import ConfigurationError
 from conquiet.transactional.batch_source import Batches
 from conquiet.transactional.cancelled_jobs import InboxCancellation
-from conquiet.transactional.handlers import agreed, checked_source, inbox_of, made_for
+from conquiet.transactional.handlers import agreed, checked_source, inbox_of, made_for, of_payload
 from conquiet.transactional.inbox import Inbox
 from conquiet.transactional.inbox_keys import KeyFunction
 from conquiet.transactional.received_messages import ReceivedFromRabbit, ReceivedMessage
@@ -141,16 +141,17 @@ def for_rabbit_batch(
     A handler that returns False has its transaction rolled back, and the failing message is found by halving and then
     requeued or dead-lettered. For the arguments see ``for_rabbit``.
     """
-    by_message = None if key is None else lambda known: key(known.payload)
-    batches = _batches(handler, engine, inbox, by_message, "messages", "session")
+    batches = _batches(handler, engine, inbox, of_payload(key), "messages", "session")
 
     async def syncer(messages: list[Any]) -> object:
         from conquiet.rabbit.batch_results import RefusedError, only_deliveries
 
-        async def work(session: Any, new: list[int]) -> None:
+        async def work(session: Any, new: list[int]) -> object:
             with only_deliveries(new):
-                if await batches.source.call(handler, [messages[one] for one in new], session) is False:
-                    raise RefusedError
+                result = await batches.source.call(handler, [messages[one] for one in new], session)
+            if result is False:
+                raise RefusedError
+            return result
 
         try:
             return await batches.run_batch(_received(messages, queue), work, _no_check) or True
@@ -174,6 +175,10 @@ def _no_check() -> None:
 
 def _batches(handler: Callable[..., Any], engine: Any, inbox: Any, key: KeyFunction | None, *arguments: str) -> Batches:
     source = checked_source(handler, engine, *arguments)
+    if not source.takes_batches:
+        raise ConfigurationError(
+            "a batch handler cannot have a DjangoTransaction: use a sqlalchemy Session, or handle single messages"
+        )
     once: Any = inbox_of(inbox, key)
     if not callable(getattr(once, "once_many", None)):
         raise ConfigurationError(

@@ -23,6 +23,7 @@ from conquiet.core.deduplicator import Deduplicator
 from conquiet.core.functions import (
     mark_made_for,
     mark_pool_capacity,
+    reject_generator_function,
     require_arguments,
     require_plain_function,
     wrong_place,
@@ -53,26 +54,35 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def effect_once(
-    engine: "Engine | sessionmaker[Any]", inbox: Deduplicator, msg: Any, work: Callable[[Any], object]
+    engine: "Engine | sessionmaker[Any]", inbox: str | Deduplicator, msg: Any, work: Callable[[Any], object]
 ) -> bool:
     """Run ``work(session)`` in a new transaction unless the message has had its effect. True if it ran.
 
     When this returns, the effect is committed, now or before: acknowledge.
+
+    Args:
+        engine: The database.
+        inbox: An ``Inbox``, a ``LeaseCheck``, or the name of the inbox table.
+        msg: The message; see ``Inbox.once``.
+        work: Called with a ``DbSession``, or with a ``Session`` if ``engine`` is a ``sessionmaker``.
     """
     source = source_of(engine)
     if isinstance(source, AsyncSource):
         raise ConfigurationError("engine is asynchronous: call 'await effect_once_async(engine, inbox, msg, work)'")
-    return run_without_loop(source.effect_once(inbox, msg, partial(source.call, work)))
+    return run_without_loop(source.effect_once(inbox_of(inbox, None), msg, partial(source.call, work)))
 
 
 async def effect_once_async(
-    engine: "AsyncEngine | async_sessionmaker[Any]", inbox: Inbox, msg: Any, work: Callable[[Any], Awaitable[object]]
+    engine: "AsyncEngine | async_sessionmaker[Any]",
+    inbox: str | Inbox,
+    msg: Any,
+    work: Callable[[Any], Awaitable[object]],
 ) -> bool:
     """Do what ``effect_once`` does, with ``await work(session)`` on an ``AsyncConnection`` or ``AsyncSession``."""
     source = source_of(engine)
     if isinstance(source, SyncSource):
         raise ConfigurationError("engine is synchronous: call 'effect_once(engine, inbox, msg, work)'")
-    return await source.effect_once(inbox, msg, partial(source.call, work))
+    return await source.effect_once(inbox_of(inbox, None), msg, partial(source.call, work))
 
 
 @overload
@@ -250,7 +260,7 @@ def for_rabbit(
             the latest with the first message and before the handler is called.
     """
     source = checked_source(handler, engine, "message", "session")
-    once = inbox_of(inbox, None if key is None else lambda known: key(known.payload))
+    once = inbox_of(inbox, of_payload(key))
 
     async def syncer(message: Any) -> bool:
         received = ReceivedFromRabbit.current(message, lambda actual: agreed("queue", queue, actual), queue)
@@ -287,6 +297,7 @@ class _RollBackError(Exception):
 def checked_source(handler: Callable[..., Any], engine: object, *arguments: str) -> SyncSource | AsyncSource:
     """Return the source of sessions for a handler; raise if the handler does not fit it."""
     source = source_of(engine)
+    reject_generator_function("handler", handler)
     source.require_handler(handler)
     if isinstance(source, SyncSource):
         require_plain_function("handler", handler)
@@ -305,6 +316,14 @@ def inbox_of(inbox: str | Deduplicator, key: KeyFunction | None) -> Deduplicator
     if key is not None:
         raise ConfigurationError("give the key function to the Inbox, or the name of its table beside it: not both")
     return inbox
+
+
+def of_payload(key: Callable[[Any], str] | None) -> KeyFunction | None:
+    """Return the key function of an inbox for a function of the message alone."""
+    if key is None:
+        return None
+    require_plain_function("key", key)
+    return lambda known: key(known.payload)
 
 
 def made_for(kind: str, given: str | None, source: SyncSource | AsyncSource, function: F) -> F:

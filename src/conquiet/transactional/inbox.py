@@ -20,8 +20,8 @@ from sqlalchemy.engine import Engine
 
 from conquiet.core.functions import require_plain_function
 from conquiet.core.validation import require_table
-from conquiet.errors import ConfigurationError
-from conquiet.transactional.inbox_keys import InboxKey, KeyFunction
+from conquiet.errors import ConfigurationError, LifecycleError
+from conquiet.transactional.inbox_keys import InboxKey, KeyFunction, require_key
 from conquiet.transactional.inbox_rows import InboxRows
 from conquiet.transactional.purging import delete_old_rows
 from conquiet.transactional.schema import INBOX_TABLE
@@ -40,7 +40,7 @@ class Inbox:
     Holds no connection and may be shared by threads and tasks.
 
     Args:
-        table: The table, as made by ``create_tables``.
+        table: Name of the table, as made by ``create_tables``: ``table`` or ``schema.table``.
         key: Chooses the key of a message, if not (stream, group, entry id): see ``key_of``. Return a
             business key where the same message can arrive under several ids.
         compare_payload: Whether a digest of the payload is stored and compared when a key exists: the same
@@ -48,8 +48,7 @@ class Inbox:
             assigned to the entry, because such an id can repeat (see ``payload_digest``), and trusts every other key.
 
     Attributes:
-        table: The table.
-        rows: Its rows in one transaction, for conquiet's handlers.
+        rows: The rows of the table in one transaction, for conquiet's handlers.
     """
 
     def __init__(
@@ -106,14 +105,17 @@ class Inbox:
             session: The transaction.
             key: Identifies the message.
             digest: Of its payload, if another message may have the same key later; see ``payload_digest``.
+
+        Raises:
+            MessageKeyError: The key cannot be stored.
         """
-        return self.rows.record(unit_of(session), key, digest)
+        return self.rows.record(unit_of(session), require_key(key), digest)
 
     async def record_async(
         self, session: "AsyncSession | AsyncConnection", key: InboxKey, *, digest: bytes | None = None
     ) -> bool:
         """Do what ``record`` does, in an asynchronous session."""
-        return await run_in(session, lambda unit: self.rows.record(unit, key, digest))
+        return await run_in(session, lambda unit: self.rows.record(unit, require_key(key), digest))
 
     def contains(self, session: SyncSession, msg: Any) -> bool:
         """Return whether the effect of the message is in the database, without recording it."""
@@ -147,6 +149,13 @@ class InboxCheck(Generic[T]):
     def __init__(self, session: Any, check: Callable[[UnitOfWork], T]) -> None:
         self._session = session
         self._check = check
+
+    def __bool__(self) -> bool:
+        """Refuse ``if inbox.once(session, msg):``, which would be true every time and record nothing."""
+        raise LifecycleError(
+            "nothing was recorded: enter the result of once() or once_many(), and test its value: "
+            "'with inbox.once(session, msg) as first_time: if first_time: …'"
+        )
 
     def __enter__(self) -> T:
         """Record the message or the messages; True the first time."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from conquiet.db.errors import is_duplicate
 from conquiet.errors import ConflictError, DbWriteError
 from conquiet.transactional.batch_sql import BatchStatements, batch_statements, bind_rows
-from conquiet.transactional.effect_counts import count_effect
+from conquiet.transactional.effect_counts import count_batch, count_effect
 from conquiet.transactional.inbox_keys import InboxKey
 from conquiet.transactional.payload_digest import is_same
 from conquiet.transactional.schema import if_missing
@@ -61,8 +61,9 @@ def record_many(inbox: "InboxRows", unit: UnitOfWork, entries: Sequence[InboxEnt
         first_time, counts = [True] * len(entries), {"first": len(entries), "duplicate": 0}
     if entries:
         source = entries[0].key.source
-        for outcome, number in counts.items():
-            count_effect(unit, source, outcome, n=number)
+        if counts["first"]:
+            count_batch(unit, source, counts["first"])
+        count_effect(unit, source, "duplicate", n=counts["duplicate"])
     return first_time
 
 

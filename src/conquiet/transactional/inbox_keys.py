@@ -57,11 +57,18 @@ def key_of(msg: Any, key: KeyFunction | None = None) -> InboxKey:
         chosen = InboxKey(
             _part(msg, "stream", "source"), _part(msg, "group"), _part(msg, "id") if chosen is None else chosen
         )
-    if not chosen.id or not chosen.source:
+    return require_key(chosen)
+
+
+def require_key(key: object) -> InboxKey:
+    """Return a key that can be stored, checked; see ``key_of``."""
+    if not isinstance(key, InboxKey):
+        raise MessageKeyError(f"the key must be an InboxKey(source, group, id), got a {type(key).__name__}")
+    if not key.id or not key.source:
         raise MessageKeyError("the inbox key of a message is empty: two messages without a key would count as one")
-    for name, value in zip(InboxKey._fields, chosen, strict=True):
+    for name, value in zip(InboxKey._fields, key, strict=True):
         _require_storable(name, value)
-    return chosen
+    return key
 
 
 def _usual_key(msg: Any) -> InboxKey | None:

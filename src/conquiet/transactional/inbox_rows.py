@@ -15,7 +15,7 @@ from conquiet.db.errors import is_duplicate
 from conquiet.errors import ConflictError, DbWriteError, LifecycleError, MessageInProgressError
 from conquiet.metrics.registry import INBOX_MESSAGES_TOTAL
 from conquiet.metrics.safety import count
-from conquiet.transactional.effect_counts import count_single_effect
+from conquiet.transactional.effect_counts import count_single_effect, forget_effect
 from conquiet.transactional.inbox_batch import InboxEntry, record_many
 from conquiet.transactional.inbox_keys import InboxKey, KeyFunction, key_of
 from conquiet.transactional.payload_digest import digest_of, is_same, key_of_other
@@ -27,8 +27,6 @@ from conquiet.transactional.unit_of_work import UnitOfWork
 logger = FactLogger(__name__)
 
 T = TypeVar("T")
-
-_ABSENT = object()
 
 # The rows that each open transaction has written, by table, by any inbox object, with their digests.
 _written: "WeakKeyDictionary[object, dict[str, dict[InboxKey, bytes | None]]]" = WeakKeyDictionary()
@@ -78,10 +76,33 @@ class InboxRows:
         written = _written.get(unit.transaction, {}).get(self.table, {})
         for msg in msgs:
             key, digest = self.entry_of(msg)
-            others = () if digest is None else (key_of_other(key, digest),)
-            for row in (key, *others):
-                if written.pop(row, _ABSENT) is not _ABSENT:
-                    unit.execute(inbox_statements(unit.dialect, self.table).delete, _binds(unit, row))
+            is_free = self._delete_written(unit, written, key, digest)
+            if is_free:
+                forget_effect(unit, key.source)
+            if digest is not None:
+                self._delete_written(unit, written, key_of_other(key, digest), digest)
+                if is_free:
+                    self._take_free_key(unit, written, key)
+
+    def _delete_written(
+        self, unit: UnitOfWork, written: dict[InboxKey, bytes | None], row: InboxKey, digest: bytes | None
+    ) -> bool:
+        # Another message of the transaction may have the same id, and have written the row of the plain id.
+        if row not in written or not is_same(written[row], digest):
+            return False
+        del written[row]
+        unit.execute(inbox_statements(unit.dialect, self.table).delete, _binds(unit, row))
+        return True
+
+    def _take_free_key(self, unit: UnitOfWork, written: dict[InboxKey, bytes | None], key: InboxKey) -> None:
+        """Write the row of a plain id for another message of the transaction that has a row under "id#digest".
+
+        While the plain id is free, a second delivery of that message would count as the first.
+        """
+        for row, digest in written.items():
+            if digest is not None and "#" in row.id and row == key_of_other(key, digest):
+                self.write(unit, key, digest)
+                return
 
     def record(self, unit: UnitOfWork, key: InboxKey, digest: bytes | None) -> bool:
         """Record one message; see ``Inbox.record``."""

@@ -22,7 +22,9 @@ logger = FactLogger(__name__)
 
 
 class LeaseCheck:
-    """Rolls a transaction back if its message was lost before the COMMIT. Can replace an ``Inbox`` in every argument.
+    """Rolls a transaction back if its message was lost before the COMMIT.
+
+    Takes the place of the ``Inbox`` in ``QueueConsumer.run``, and in plain functions that handle single messages.
 
     >>> consumer.run(handler=handle, engine=engine, inbox=LeaseCheck(consumer.extend, inbox))  # doctest: +SKIP
 
@@ -34,6 +36,8 @@ class LeaseCheck:
 
     def __init__(self, still_ours: Callable[[Any], bool], inbox: Deduplicator | None = None) -> None:
         require_plain_function("still_ours", still_ours)
+        if inbox is not None and (isinstance(inbox, type) or not callable(getattr(inbox, "once", None))):
+            raise ConfigurationError("inbox must be an Inbox(), or another object with once(session, msg)")
         self._still_ours = still_ours
         self._inbox = inbox
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from sqlalchemy.engine import Connection, Engine
 
 from conquiet.core.log import FactLogger
+from conquiet.db.engine_pool import separate_engine
 from conquiet.db.statement_abort import AbortableEngine
 from conquiet.transactional.sql_dialect import channel_of
 
@@ -35,8 +36,7 @@ class OutboxListener:
     """
 
     def __init__(self, engine: Engine, table: str) -> None:
-        own = Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
-        self._statements = AbortableEngine(own)
+        self._statements = AbortableEngine(separate_engine(engine))
         self._engine = self._statements.engine
         self._listen = f'LISTEN "{channel_of(table)}"'
         self._connection: Connection | None = None

@@ -161,7 +161,7 @@ class Outbox:
         self,
         session: SyncSession,
         target: str,
-        payloads: Sequence[Mapping[str, Any]],
+        payloads: Iterable[Mapping[str, Any]],
         keys: Sequence[str | None] | None = None,
         *,
         event: str | None = None,
@@ -183,7 +183,7 @@ class Outbox:
         self,
         session: "AsyncSession | AsyncConnection",
         target: str,
-        payloads: Sequence[Mapping[str, Any]],
+        payloads: Iterable[Mapping[str, Any]],
         keys: Sequence[str | None] | None = None,
         *,
         event: str | None = None,
@@ -195,7 +195,7 @@ class Outbox:
     def _rows(
         self,
         target: str,
-        payloads: Sequence[Mapping[str, Any]],
+        payloads: Iterable[Mapping[str, Any]],
         keys: Sequence[str | None] | None,
         event: str | None,
         delay_s: float | None,
@@ -203,6 +203,9 @@ class Outbox:
     ) -> "OutboxRows":
         """Check messages and return the rows to write."""
         self.require_target(target)
+        if isinstance(keys, str):
+            raise ConfigurationError("keys must be a list with one key for each payload, not one string")
+        payloads = list(payloads)
         if keys is not None and len(keys) != len(payloads):
             raise ConfigurationError(f"there are {len(payloads)} payloads and {len(keys)} keys: give one key for each")
         rows = [

@@ -20,6 +20,7 @@ from sqlalchemy.engine import Engine
 
 from conquiet.core.tracing import read_headers
 from conquiet.db.dialects import is_mysql, is_postgres
+from conquiet.db.engine_pool import separate_engine
 from conquiet.db.session import DbSession
 from conquiet.transactional.relay_decisions import Candidate, OutboxMessage, Park, Postpone
 from conquiet.transactional.sql_dialect import SqlDialect
@@ -124,7 +125,7 @@ def own_engine(engine: Engine) -> Engine:
     """
     if not is_mysql(engine) and not is_postgres(engine):  # SQLite: a memory database lives in one connection
         return engine
-    own = Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
+    own = separate_engine(engine)
     if is_postgres(engine):
 
         @event.listens_for(own, "connect")

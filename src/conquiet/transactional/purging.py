@@ -25,11 +25,13 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from conquiet.core.closing import ClosedAfterUse
+from conquiet.core.functions import require_plain_function
 from conquiet.core.lifecycle import BlockingLifecycle, Health
 from conquiet.core.log import FactLogger
 from conquiet.core.validation import require_positive, require_seconds
 from conquiet.db.dialects import require_supported
 from conquiet.db.engine_pool import database_address, pool_capacity
+from conquiet.db.errors import OperationInfo, as_write_error
 from conquiet.db.locking.naming import lock_name
 from conquiet.db.session import DbSession
 from conquiet.db.statement_abort import AbortableEngine
@@ -50,6 +52,7 @@ DAY_S: Final = 86_400.0
 INBOX_RETENTION_S: Final = 30 * DAY_S
 """Default retention of inbox rows."""
 
+_LOCKING: Final = OperationInfo("taking or keeping the lock of a purge")
 _LOCK_IDLE_S: Final = 120
 LONGEST_PAUSE_S: Final = 60.0
 """A pause is never longer: the server closes the connection of the purger's lock after two idle minutes."""
@@ -164,11 +167,14 @@ class Purger(ClosedAfterUse):
     ) -> None:
         self._statements = AbortableEngine(require_supported(engine))
         self._engine = self._statements.engine
-        if inbox is None and outbox is None:
-            raise ConfigurationError("a Purger needs an inbox or an outbox")
+        _require_boxes(inbox, outbox)
         self._inbox = inbox
         self._outbox = outbox
         self._retention = DatabaseRetention() if retention is None else retention
+        if not isinstance(self._retention, DatabaseRetention):
+            raise ConfigurationError("retention must be a DatabaseRetention")
+        if is_idle is not None:
+            require_plain_function("is_idle", is_idle)
         keep = self._retention
         self._pace = PurgePace(keep.share, keep.max_share, hurry_after_s=keep.interval_s * _BUSY_FACTOR)
         self._is_idle = is_idle
@@ -234,7 +240,7 @@ class Purger(ClosedAfterUse):
     def _pass(self) -> None:
         try:
             self.purge_now()
-        except (ConquietError, SQLAlchemyError) as error:
+        except ConquietError as error:
             if self._lifecycle.is_forced:
                 logger.warning("purger stopped by force; its last batch is rolled back", worker=self.name)
                 return
@@ -291,15 +297,36 @@ class Purger(ClosedAfterUse):
             yield lambda: None  # SQLite has one writer anyway; elsewhere two purgers only do some work twice
             return
         take, free = locks
-        with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        with self._connect() as connection:
             try:
+                connection.execution_options(isolation_level="AUTOCOMMIT")
                 yield (lambda: _ping(connection)) if take(connection, self._lock) else None
+            except SQLAlchemyError as error:  # of this connection; the purge raises DbWriteError
+                raise as_write_error(error, _LOCKING) from error
             finally:
                 # Released now for the next host: the server may notice a closed connection later.
                 with suppress(SQLAlchemyError):
                     connection.execute(free)
                 # Closed, and not returned to the pool: that certainly frees the lock, and its timeout was changed.
                 connection.invalidate()
+
+    def _connect(self) -> Connection:
+        try:
+            return self._engine.connect()
+        except SQLAlchemyError as error:
+            raise as_write_error(error, _LOCKING, connecting=self._engine) from error
+
+
+def _require_boxes(inbox: object, outbox: object) -> None:
+    from conquiet.transactional.inbox import Inbox
+    from conquiet.transactional.outbox import Outbox
+
+    if inbox is None and outbox is None:
+        raise ConfigurationError("a Purger needs an inbox or an outbox")
+    # An outbox given as the inbox would lose its parked messages at the age of inbox rows.
+    for name, box, kind in (("inbox", inbox, Inbox), ("outbox", outbox, Outbox)):
+        if box is not None and not isinstance(box, kind):
+            raise ConfigurationError(f"{name} must be an {kind.__name__}, for example {kind.__name__}('the_table')")
 
 
 def delete_old_rows(

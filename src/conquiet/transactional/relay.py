@@ -29,7 +29,7 @@ from conquiet.db.dialects import require_supported
 from conquiet.db.engine_pool import database_address
 from conquiet.db.session import DbSession
 from conquiet.db.statement_abort import AbortableEngine
-from conquiet.errors import DbWriteError, InfrastructureError
+from conquiet.errors import ConfigurationError, DbWriteError, InfrastructureError
 from conquiet.metrics.outages import OutageWatch
 from conquiet.metrics.registry import (
     OUTBOX_DELIVERY_SECONDS,
@@ -146,13 +146,17 @@ class OutboxRelay(ClosedAfterUse):
         require_positive("batch", batch)
         self.poll_s = require_seconds("poll_s", poll_s)
         self._max_attempts = require_positive("max_attempts", max_attempts)
+        if not isinstance(backoff, Backoff):
+            raise ConfigurationError("backoff must be a Backoff")
         self._backoff = backoff
         self._life = BlockingLifecycle("this OutboxRelay")
         self._closes_at_end = False
         self._last_round_s = float("-inf")
         self._failure = ""
         self._outage = OutageWatch("the database", "the outbox is not read and nothing of it is published")
-        outbox = outbox or Outbox()
+        outbox = Outbox() if outbox is None else outbox
+        if not isinstance(outbox, Outbox):
+            raise ConfigurationError("outbox must be an Outbox, for example Outbox('the_table')")
         for name in targets:
             outbox.require_target(name)
         self._table = table = outbox.table

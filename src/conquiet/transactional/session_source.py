@@ -54,7 +54,12 @@ class SyncSource:
     Args:
         engine: The database.
         maker: Makes the ORM session that the handler gets; None gives it the ``DbSession``.
+
+    Attributes:
+        takes_batches: Whether many messages can share a transaction.
     """
+
+    takes_batches = True
 
     def __init__(self, engine: Engine, maker: "sessionmaker[Any] | None" = None) -> None:
         self.engine = require_supported(engine)
@@ -155,7 +160,12 @@ class AsyncSource:
     Args:
         engine: The database.
         maker: Makes the ORM session that the handler gets; None gives it the ``AsyncConnection``.
+
+    Attributes:
+        takes_batches: See ``SyncSource``.
     """
+
+    takes_batches = True
 
     def __init__(self, engine: "AsyncEngine", maker: "async_sessionmaker[Any] | None" = None) -> None:
         require_supported(engine.sync_engine)

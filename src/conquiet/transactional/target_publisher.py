@@ -11,6 +11,7 @@ from typing import Final
 
 from conquiet.core import tracing
 from conquiet.core.backoff import Backoff
+from conquiet.core.functions import require_plain_function
 from conquiet.core.log import FactLogger
 from conquiet.errors import ConfigurationError, ConquietError
 from conquiet.metrics.outages import OutageWatch
@@ -189,6 +190,8 @@ def require_targets(targets: object) -> None:
         )
     if not targets:
         raise ConfigurationError("a relay needs at least one target")
+    for name, target in targets.items():
+        require_plain_function(f"publish() of target {name!r}", target.publish)
 
 
 def _is_result(result: object) -> bool:

@@ -3,7 +3,8 @@
     DbSession                      its own execute: translated, counted, refused after a conflict
     Session, scoped_session        the connection of its transaction, which begins if there is none yet
     Connection                     itself
-    AsyncSession, AsyncConnection  the same inside ``run_sync``: one greenlet for all statements of a call
+    AsyncSession, AsyncConnection  the same inside ``run_sync``: one greenlet for all statements of a call;
+                                   so for an async_scoped_session
     of another framework           the result of its method ``conquiet_unit_of_work()``
 
 Driver errors become ``DbWriteError`` here, for every kind of session, raised ``from`` the driver's error.
@@ -16,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import TextClause, event
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
 from conquiet.db.commit_status import record_transaction
@@ -212,6 +213,8 @@ async def run_in(session: Any, work: Callable[[UnitOfWork], T]) -> T:
             f"a {type(session).__name__} is synchronous: write 'with inbox.once(session, msg)', "
             "'outbox.add(session, …)', or another method without _async"
         )
+    if not hasattr(session, "run_sync"):  # an async_scoped_session; this is the session of its scope
+        session = session()
     result: T = await session.run_sync(lambda inner: work(unit_of(inner)))
     return result
 
@@ -228,13 +231,13 @@ def is_async(session: object) -> bool:
 def _connection_of(session: Session) -> Connection:
     try:
         return session.connection()
+    except UnboundExecutionError as error:
+        raise ConfigurationError(
+            "the Session has no bind of its own, so the database of the inbox and the outbox is not known: "
+            "pass session.connection(bind_arguments={…}) of that database instead"
+        ) from error
     except SQLAlchemyError as error:
-        if session.bind is None:
-            raise ConfigurationError(
-                "the Session has no bind of its own, so the database of the inbox and the outbox is not known: "
-                "pass session.connection(bind_arguments={…}) of that database instead"
-            ) from error
-        raise as_write_error(error, _ABOUT, connecting=session.bind.engine) from error
+        raise as_write_error(error, _ABOUT, connecting=session.get_bind().engine) from error
 
 
 def _refuse_autocommit(connection: Connection) -> None:

@@ -102,6 +102,19 @@ def test_forgotten_messages_are_first_time_again(database: Database) -> None:
     assert record(database, msgs) == [False, True, False]
 
 
+@pytest.mark.parametrize("forgotten", [0, 1])
+def test_a_forgotten_message_leaves_the_row_of_another_with_its_key(database: Database, forgotten: int) -> None:
+    inbox = Inbox(key=lambda _: "order-7", compare_payload=True)
+    msgs = [*messages("1-0", data=b'{"n":1}'), *messages("2-0", data=b'{"n":2}')]
+    with DbSession(database.engine) as session:
+        with inbox.once_many(session, msgs) as first_time:
+            assert first_time == [True, True]
+        inbox.rows.forget(unit_of(session), [msgs[forgotten]])
+
+    assert record(database, [msgs[1 - forgotten]], inbox) == [False]
+    assert record(database, [msgs[forgotten]], inbox) == [True]
+
+
 @pytest.mark.parametrize("kind", ["mysql", "sqlite"])  # no version for PostgreSQL made a table without them
 def test_a_table_without_digests_is_served_all_the_same(kind: str, make_database: MakeDatabase) -> None:
     database = make_database(kind)

@@ -167,6 +167,30 @@ def check_without_transaction() -> None:
         remind.enqueue("7")
 
 
+def check_ended_block() -> None:
+    with transaction.atomic():
+        session = DjangoTransaction()
+    with pytest.raises(ConfigurationError, match="no transaction is open on Django's database 'default'"):
+        app.emit_sync("order.paid", {"id": "a"}, session=session)
+
+
+def check_batch() -> None:
+    """Each message would fail, and be dead-lettered."""
+    other = App("batches", redis="redis://127.0.0.1:1/0", database=django_url)
+
+    @other.handler("order.paid", batch=10)
+    def book_all(orders: list[dict[str, str]], session: DjangoTransaction) -> None:
+        raise AssertionError
+
+    async def run() -> None:
+        async with TestApp(other) as t:
+            await t.emit("order.paid", {"id": "a"})
+            await t.drain()
+
+    with pytest.raises(ConfigurationError, match="a batch handler cannot have a DjangoTransaction"):
+        asyncio.run(run())
+
+
 def check_lost_connection() -> None:
     """The server ends the connection inside the handler: not the message's fault."""
 

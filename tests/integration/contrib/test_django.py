@@ -21,7 +21,7 @@ Shop = tuple[str, "subprocess.CompletedProcess[str]"]
 PROGRAM = Path(__file__).parent / "django_shop.py"
 EVERYWHERE = ("request", "once")
 CHECKS = {
-    "sqlite": (*EVERYWHERE, "rollback", "task", "without_transaction"),
+    "sqlite": (*EVERYWHERE, "rollback", "task", "without_transaction", "ended_block", "batch"),
     "postgres": (*EVERYWHERE, "lost_connection"),
     "mariadb": EVERYWHERE,
 }
@@ -97,6 +97,17 @@ def test_a_task_is_enqueued_in_the_transaction(shop: Shop) -> None:
 @on("sqlite")
 def test_without_a_transaction_nothing_is_enqueued(shop: Shop) -> None:
     passed("without_transaction", shop)
+
+
+@on("sqlite")
+def test_after_its_block_a_transaction_enqueues_nothing(shop: Shop) -> None:
+    """The row would be committed separately."""
+    passed("ended_block", shop)
+
+
+@on("sqlite")
+def test_a_batch_handler_with_a_django_transaction_is_refused(shop: Shop) -> None:
+    passed("batch", shop)
 
 
 @on("postgres")

@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flask import Flask, abort
+from flask import Flask, Response, abort, redirect, stream_with_context
 from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, insert, select
 from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
+from werkzeug.wrappers import Response as BaseResponse
 
 from conquiet import App
 from conquiet.app import TestApp
 from conquiet.contrib.flask import FlaskExtension
 from conquiet.errors import ConfigurationError, LifecycleError
+from conquiet.transactional import Outbox
 
 METADATA = MetaData()
 ORDERS = Table("orders", METADATA, Column("id", Integer, primary_key=True), Column("name", String(20), unique=True))
@@ -49,7 +51,7 @@ class Shop:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:  # noqa: C901 - a view for each promise
     url = f"sqlite:///{tmp_path / 'shop.db'}" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
     engine = create_engine(url)
     METADATA.create_all(engine)
@@ -87,6 +89,28 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
         order(name)
         raise ValueError
 
+    @web.post("/denied/<name>")
+    def denied(name: str) -> tuple[str, int]:
+        order(name)
+        raise PermissionError
+
+    @web.errorhandler(PermissionError)
+    def log_in(_error: PermissionError) -> BaseResponse:
+        return redirect("/login")
+
+    @web.post("/redirected/<name>")
+    def redirected(name: str) -> tuple[str, int]:
+        order(name)
+        abort(redirect("/done"))
+
+    @web.post("/streamed/<name>")
+    def streamed(name: str) -> Response:
+        def body() -> Iterator[str]:
+            yield "first"
+            order(name)
+
+        return Response(stream_with_context(body()))
+
     app.create_tables()
     yield Shop(app, web, extension, engine, seen)
     app.assembly.database.sync_engine().dispose()
@@ -113,6 +137,56 @@ async def test_an_exception_that_flask_lets_through_rolls_back(shop: Shop) -> No
         shop.post("/failed/a")
 
     assert (shop.orders(), await shop.drained()) == ([], [])
+
+
+async def test_an_exception_that_an_error_handler_redirects_rolls_back(shop: Shop) -> None:
+    """The view ended halfway. The status of the error handler's response does not mean success."""
+    assert shop.post("/denied/a") == 302
+
+    assert (shop.orders(), await shop.drained()) == ([], [])
+
+
+async def test_a_redirect_by_abort_is_committed(shop: Shop) -> None:
+    assert shop.post("/redirected/a") == 302
+
+    assert (shop.orders(), await shop.drained()) == (["a"], ["a"])
+
+
+async def test_a_message_emitted_after_the_commit_is_refused(shop: Shop) -> None:
+    """It would be rolled back without an error, after the response has been sent."""
+    with pytest.raises(LifecycleError, match="the transaction of this request has ended"):
+        shop.web.test_client().post("/streamed/a", buffered=True)
+
+    assert (shop.orders(), await shop.drained()) == ([], [])
+
+
+async def test_requests_in_one_application_context_are_separate(shop: Shop) -> None:
+    """Flask shares ``g`` among them."""
+    with shop.web.app_context():
+        assert [shop.post(f"/{path}/{path}") for path in ("orders", "denied", "redirected")] == [201, 302, 302]
+
+    assert sorted(await shop.drained()) == ["orders", "redirected"]
+
+
+def test_two_applications_write_into_their_own_databases(shop: Shop, tmp_path: Path) -> None:
+    other = App("other", redis="redis://127.0.0.1:1/0", database=f"sqlite:///{tmp_path / 'other.db'}")
+    other.declare("order.paid", OrderPaid)
+    other.create_tables()
+    second = FlaskExtension(other, shop.web)
+
+    @shop.web.post("/both")
+    def both() -> str:
+        shop.extension.emit("order.paid", OrderPaid("first"))
+        second.emit("order.paid", OrderPaid("second"))
+        return ""
+
+    assert shop.post("/both") == 200
+    waiting = [
+        sum(one.waiting for one in Outbox().backlog(app.assembly.database.sync_engine()).values())
+        for app in (shop.app, other)
+    ]
+    other.assembly.database.sync_engine().dispose()
+    assert waiting == [1, 1]
 
 
 async def test_a_commit_that_fails_is_an_error_response(shop: Shop) -> None:

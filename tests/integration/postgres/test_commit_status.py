@@ -1,6 +1,6 @@
 """The server's reports about transactions that lost the reply to COMMIT."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -17,6 +17,7 @@ from conquiet.db.commit_status import (
 from conquiet.db.session import DbSession
 from conquiet.errors import CommitUnknownError, DbWriteError
 from conquiet.testing import FaultProxy, PostgresServer, wait_until
+from conquiet.transactional import Outbox, OutboxMessage, OutboxRelay, PublishOutcome, create_tables
 
 
 @pytest.fixture
@@ -186,3 +187,34 @@ def test_a_restart_does_not_change_the_answer(
         CommitStatus.COMMITTED,
         CommitStatus.ABORTED,
     ]
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["COMMIT waits", "its connection is lost"])
+def test_a_forced_stop_ends_the_resolution_of_a_commit(
+    postgres_url: str, make_engine: Callable[..., Engine], fault_proxy: Callable[[str], FaultProxy], *, lost: bool
+) -> None:
+    """Opening a connection to a server that does not reply takes psycopg 130 s."""
+    direct, proxy = make_engine(postgres_url), fault_proxy(postgres_url)
+    create_tables(direct)
+    with DbSession(direct) as session:
+        Outbox().add(session, "t", {})
+
+    class Target:
+        def publish(self, messages: Sequence[OutboxMessage]) -> list[tuple[PublishOutcome, str]]:
+            proxy.stall_next_reply(b"COMMIT")
+            return [(PublishOutcome.PUBLISHED, "")] * len(messages)
+
+    relay = OutboxRelay(make_engine(proxy.url_for(postgres_url)), {"t": Target()})
+    with ThreadPoolExecutor() as threads:
+        running = threads.submit(relay.run)
+        wait_until(lambda: bool(proxy.counters.faults), message="the reply to COMMIT is held back")
+        if lost:
+            connections = proxy.counters.connections
+            proxy.disconnect()
+            wait_until(lambda: proxy.counters.connections > connections, message="the status is queried")
+        relay.stop()
+        relay.stop()
+        try:
+            running.result(5.0)
+        finally:
+            proxy.resume()

@@ -91,6 +91,17 @@ def test_each_retry_gets_a_new_session_and_the_last_conflict_is_raised(sqlite: E
     assert len(sessions) == 2
 
 
+def test_work_that_is_not_awaited_is_an_error(sqlite: Engine) -> None:
+    async def unawaited() -> None:
+        raise AssertionError("not awaited")
+
+    def work(_: DbSession) -> object:
+        return unawaited()
+
+    with pytest.raises(ConfigurationError, match="work returned a coroutine, so its work was not done"):
+        retry_on_conflict(sqlite, work)
+
+
 def test_only_conflicts_are_retried(sqlite: Engine) -> None:
     calls: list[int] = []
 

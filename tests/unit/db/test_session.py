@@ -148,6 +148,20 @@ def test_an_error_that_leaves_the_transaction_whole_may_be_caught_inside(sqlite:
     assert amounts(sqlite) == {1: 10, 2: 20}
 
 
+def test_a_check_before_commit_that_is_not_awaited_prevents_the_commit(sqlite: Engine) -> None:
+    async def check(_: DbSession) -> None:
+        raise AssertionError("not awaited")
+
+    with (  # noqa: PT012 - leaving the block raises
+        pytest.raises(ConfigurationError, match="a check of before_commit returned a coroutine"),
+        DbSession(sqlite) as session,
+    ):
+        session.before_commit(check)  # type: ignore[arg-type]
+        session.execute("INSERT INTO orders (id, amount) VALUES (1, 10)")
+
+    assert amounts(sqlite) == {}
+
+
 def test_checks_run_right_before_commit_and_can_stop_it(sqlite: Engine) -> None:
     seen: list[Any] = []
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from prometheus_client import REGISTRY
 from sqlalchemy import Engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
@@ -135,3 +136,47 @@ async def test_a_message_that_had_its_effect_is_not_run_again(batches: Batches, 
     await batches.run(how)  # a second row of any would be an error
 
     assert batches.stored() == ALL
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_of_two_messages_with_one_key_only_the_failed_is_forgotten(engine: Engine, failing: int) -> None:
+    """The key and the payload identify a message here. The other one had its effect a second time."""
+    messages = [QueueMessage("orders", "shop", f"{number}-0", {"n": number}) for number in range(2)]
+    source: Any = source_of(engine)
+    run = source.entry_point(TransactionBatches(source, Inbox(key=lambda _: "order-7", compare_payload=True)).run_each)
+    effects: list[int] = []
+    fails = {failing}
+
+    def deliver(*numbers: int) -> None:
+        def handler(_: DbSession, position: int) -> None:
+            if numbers[position] in fails:
+                raise KeyError
+            effects.append(numbers[position])
+
+        run([messages[number] for number in numbers], partial(source.call, handler), lambda: None)
+
+    deliver(0, 1)
+    deliver(1 - failing)
+    assert effects == [1 - failing]
+    fails.clear()
+    deliver(0, 1)
+    deliver(failing)
+    assert effects == [1 - failing, failing]
+
+
+def test_a_message_that_fails_in_a_batch_is_not_counted(engine: Engine) -> None:
+    messages = [QueueMessage("counted-batch", "shop", f"{number}-0", {}) for number in range(4)]
+    source: Any = source_of(engine)
+    fails = {2}
+
+    def handler(_: DbSession, position: int) -> None:
+        if position in fails:
+            raise KeyError
+
+    run = source.entry_point(TransactionBatches(source, Inbox()).run_each)
+    run(messages, partial(source.call, handler), lambda: None)
+    fails.clear()
+    run(messages, partial(source.call, handler), lambda: None)
+
+    labels = {"source": "counted-batch", "outcome": "first"}
+    assert REGISTRY.get_sample_value("conquiet_inbox_messages_total", labels) == 4

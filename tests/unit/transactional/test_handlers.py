@@ -42,7 +42,7 @@ from conquiet.transactional import (
     for_runtime,
     for_runtime_batch,
 )
-from conquiet.transactional.handlers import effect_once
+from conquiet.transactional.handlers import effect_once, effect_once_async
 
 
 def write(_: Any, session: DbSession) -> None:
@@ -264,6 +264,22 @@ def test_an_object_that_is_not_an_inbox_is_refused(engine: Engine, wrong: Any) -
     for make in (for_runtime, for_processor, for_rabbit):
         with pytest.raises(ConfigurationError, match="inbox must be"):
             make(write, engine=engine, inbox=wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, Inbox, object()])
+async def test_an_effect_with_an_object_that_is_not_an_inbox_is_refused(engine: Engine, wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="inbox must be"):
+        effect_once(engine, wrong, MESSAGE, lambda session: write(None, session))
+    with pytest.raises(ConfigurationError, match="inbox must be"):
+        await effect_once_async(create_async_engine("sqlite+aiosqlite://"), wrong, MESSAGE, asyncio.sleep)
+
+    assert effects(engine) == 0
+
+
+def test_an_effect_by_the_name_of_the_inbox_table_happens_once(engine: Engine) -> None:
+    ran = [effect_once(engine, "conquiet_inbox", MESSAGE, lambda session: write(None, session)) for _ in range(2)]
+
+    assert (ran, effects(engine)) == ([True, False], 1)
 
 
 def test_a_key_together_with_an_inbox_object_is_refused(engine: Engine) -> None:

@@ -1,6 +1,7 @@
 """The inbox on SQLite."""
 
 import sqlite3
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,14 @@ from sqlalchemy.engine import Engine
 from tests.unit.transactional.outbox_rows import MESSAGE, rows
 
 from conquiet.db.session import DbSession
-from conquiet.errors import ConfigurationError, ConflictError, DbWriteError, LeaseLostError, LifecycleError
+from conquiet.errors import (
+    ConfigurationError,
+    ConflictError,
+    DbWriteError,
+    LeaseLostError,
+    LifecycleError,
+    MessageKeyError,
+)
 from conquiet.queue.models import QueueMessage
 from conquiet.transactional import (
     Inbox,
@@ -90,6 +98,24 @@ def test_a_duplicate_that_is_not_the_inbox_row_is_an_error(engine: Engine) -> No
     with pytest.raises(DbWriteError) as caught, DbSession(engine) as session, Inbox().once(session, MESSAGE):
         pytest.fail("must not run")
     assert isinstance(caught.value.__cause__.orig, sqlite3.IntegrityError)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("check", [lambda s: Inbox().once(s, MESSAGE), lambda s: Inbox().once_many(s, [MESSAGE])])
+def test_the_result_of_once_without_a_block_cannot_be_tested(engine: Engine, check: Callable[[DbSession], Any]) -> None:
+    """It would be true each time, and nothing would be recorded."""
+    with DbSession(engine) as session, pytest.raises(LifecycleError, match=r"with inbox\.once"):
+        bool(check(session))
+
+
+@pytest.mark.parametrize(
+    "key", [("orders", "billing", "1-0"), "1-0", InboxKey("", "g", "1"), InboxKey("s", "g", "x" * 256)]
+)
+async def test_a_key_that_cannot_be_stored_is_not_recorded(engine: Engine, key: Any) -> None:
+    """A server outside strict mode would cut a long one: two messages would share it."""
+    with DbSession(engine) as session, pytest.raises(MessageKeyError):
+        Inbox().record(session, key)
+
+    assert rows(engine) == 0
 
 
 def test_contains_does_not_record(engine: Engine) -> None:

@@ -64,3 +64,9 @@ def test_a_lease_check_answered_by_a_coroutine_lets_nothing_pass(engine: Engine)
         Outbox().add(session, "t", {})
 
     assert rows(engine, "conquiet_outbox") == 0
+
+
+@pytest.mark.parametrize("wrong", ["conquiet_inbox", Inbox])
+def test_an_object_that_is_not_an_inbox_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="inbox must be"):
+        LeaseCheck(lambda _: True, wrong)

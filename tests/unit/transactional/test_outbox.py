@@ -62,6 +62,19 @@ def test_a_wrong_argument_writes_nothing(engine: Engine, wrong: dict[str, Any]) 
     assert rows(engine, "conquiet_outbox") == 0
 
 
+def test_one_string_in_place_of_a_list_of_keys_is_refused(engine: Engine) -> None:
+    """Each of its letters would be the key of one message, and their order would be lost."""
+    with pytest.raises(ConfigurationError, match="not one string"), DbSession(engine) as session:
+        Outbox().add_many(session, "t", [{}] * 4, "same")
+
+
+def test_many_messages_may_come_from_a_generator(engine: Engine) -> None:
+    with DbSession(engine) as session:
+        assert len(Outbox().add_many(session, "t", ({"n": n} for n in range(3)), ["a"] * 3)) == 3
+
+    assert rows(engine, "conquiet_outbox") == 3
+
+
 def test_names_may_be_as_long_as_their_columns(engine: Engine, recorder: Recorder) -> None:
     add(engine, "long", target="x" * 255, key="k" * 255)
 

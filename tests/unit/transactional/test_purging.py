@@ -1,8 +1,47 @@
-"""The pace of a purge follows what the table needs."""
+"""Arguments of a purger, and the pace of a purge."""
+
+import asyncio
+import logging
+from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.engine import Engine
 
+from conquiet.errors import ConfigurationError, DatabaseUnavailableError
+from conquiet.testing import wait_until
+from conquiet.transactional import DatabaseRetention, Inbox, Outbox, Purger
 from conquiet.transactional.purging import PurgePace
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"inbox": "conquiet_inbox"},
+        {"inbox": Inbox},
+        {"inbox": Outbox()},
+        {"outbox": Inbox()},
+        {"inbox": Inbox(), "retention": 30},
+        {"inbox": Inbox(), "is_idle": asyncio.sleep},
+    ],
+)
+def test_a_purger_with_an_argument_of_another_type_is_refused(engine: Engine, wrong: dict[str, Any]) -> None:
+    """An outbox given as the inbox lost its parked messages at the age of inbox rows."""
+    with pytest.raises(ConfigurationError, match="must be"):
+        Purger(engine, **wrong)
+
+
+@pytest.mark.parametrize("url", ["postgresql+psycopg://u:p@127.0.0.1:1/shop", "mysql+pymysql://u:p@127.0.0.1:1/shop"])
+def test_an_unavailable_database_is_an_outage_to_a_purger(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It was logged as a fault of the purge, with frames, and its end was not logged."""
+    purger = Purger(create_engine(url), inbox=Inbox(), retention=DatabaseRetention(interval_s=0.01))
+
+    with pytest.raises(DatabaseUnavailableError, match=r"server 127\.0\.0\.1:1"):
+        purger.purge_now()
+    with caplog.at_level(logging.WARNING), purger:
+        wait_until(lambda: "DatabaseUnavailableError" in purger.health().reason)
+
+    assert {record.name for record in caplog.records} == {"conquiet.outages"}
 
 
 def test_a_pass_works_for_its_share_of_the_time() -> None:

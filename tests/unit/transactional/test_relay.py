@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from prometheus_client import REGISTRY
@@ -213,6 +213,13 @@ def test_two_relays_on_sqlite_do_not_publish_the_same_row(engine: Engine, record
 def test_a_relay_without_targets_is_refused(engine: Engine) -> None:
     with pytest.raises(ConfigurationError):
         OutboxRelay(engine, {})
+
+
+@pytest.mark.parametrize("wrong", [{"outbox": "conquiet_outbox"}, {"outbox": Outbox}, {"backoff": 3.0}])
+def test_a_relay_with_an_argument_of_another_type_is_refused(engine: Engine, recorder: Recorder, wrong: Any) -> None:
+    """A number as the backoff would end the relay when its target or the database is unavailable."""
+    with pytest.raises(ConfigurationError, match="must be"):
+        OutboxRelay(engine, {"t": recorder}, **wrong)
 
 
 def test_a_relay_lives_once_and_can_be_stopped_before_it_starts(engine: Engine, recorder: Recorder) -> None:

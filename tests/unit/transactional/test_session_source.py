@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from tests.unit.transactional.outbox_rows import rows
 
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, LifecycleError
@@ -256,7 +257,26 @@ async def test_an_async_handler_that_forgot_an_await_is_refused(
     assert orders() == (0, 0)
 
 
+def generator(*_: Any) -> Iterator[None]:
+    yield
+    raise AssertionError("not run")
+
+
+def test_a_generator_from_a_plain_function_leaves_no_inbox_row(engine: Engine) -> None:
+    """None of its body would run, and the row would record an effect."""
+    with pytest.raises(ConfigurationError, match="returned a generator, so its work was not done"):
+        effect_once(engine, Inbox(), MESSAGE, lambda _: generator())
+
+    assert rows(engine) == 0
+
+
 # ------------------------------------------------------------------ refused at registration
+@pytest.mark.parametrize("make", [for_runtime, for_processor, for_rabbit])
+def test_a_generator_function_is_refused_as_a_handler(engine: Engine, make: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigurationError, match="must not be a generator"):
+        make(generator, engine=engine)
+
+
 @pytest.mark.parametrize("make", [for_runtime, for_processor, for_rabbit])
 def test_a_wrong_combination_says_what_to_pass(engine: Engine, make: Callable[..., Any]) -> None:
     async_engine = create_async_engine(engine.url.set(drivername="sqlite+aiosqlite"))

@@ -197,3 +197,14 @@ def test_batches_shrink_where_publishing_takes_long_and_grow_again(
         relay.relay_once()
 
     assert sizes == [64, 20, 40, 64, 12]
+
+
+def test_a_target_with_a_coroutine_function_is_refused(engine: Engine) -> None:
+    """The relay would end with its first message."""
+
+    class Asynchronous:
+        async def publish(self, _: Sequence[OutboxMessage]) -> list[Any]:
+            raise AssertionError("not awaited")
+
+    with pytest.raises(ConfigurationError, match=r"publish\(\) of target 't' must be a plain function"):
+        OutboxRelay(engine, {"t": Asynchronous()})  # type: ignore[dict-item]

@@ -1,5 +1,6 @@
 """Inbox and outbox write into the transaction that the caller already has, for every kind of session."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,18 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from conquiet.db.session import DbSession
-from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError
+from conquiet.errors import ConfigurationError, DatabaseUnavailableError, DbWriteError, LifecycleError
 from conquiet.queue.models import QueueMessage
 from conquiet.transactional import Inbox, InboxKey, Outbox
 
@@ -71,6 +79,16 @@ async def test_rows_share_the_end_of_an_async_transaction(
     assert (rows(engine, "conquiet_inbox"), rows(engine, "conquiet_outbox")) == (commits, commits)
 
 
+async def test_rows_are_written_into_the_session_of_an_async_scope(engine: Engine, async_engine: AsyncEngine) -> None:
+    session: Any = async_scoped_session(async_sessionmaker(async_engine), asyncio.current_task)
+    await write_async(session)
+    assert rows(engine, "conquiet_inbox") == 0
+    await session.commit()
+    await session.remove()
+
+    assert (rows(engine, "conquiet_inbox"), rows(engine, "conquiet_outbox")) == (1, 1)
+
+
 async def test_a_second_transaction_finds_the_message(engine: Engine, async_engine: AsyncEngine) -> None:
     with Session(engine) as session, session.begin():
         write(session)
@@ -118,6 +136,19 @@ def test_one_session_may_record_in_each_of_its_transactions(engine: Engine) -> N
         session.commit()
 
     assert rows(engine, "conquiet_inbox") == 1
+
+
+@pytest.mark.parametrize("url", ["postgresql+psycopg://u:p@127.0.0.1:1/shop", "mysql+pymysql://u:p@127.0.0.1:1/shop"])
+def test_a_session_that_chooses_its_bind_reports_an_unavailable_database(url: str) -> None:
+    """As the session of Flask-SQLAlchemy does. It counted as a mistake of the caller."""
+    away = create_engine(url)
+
+    class Choosing(Session):
+        def get_bind(self, *_: Any, **__: Any) -> Engine:
+            return away
+
+    with pytest.raises(DatabaseUnavailableError, match=r"127\.0\.0\.1:1"):
+        Outbox().add(Choosing(), "ledger", {})
 
 
 async def test_the_wrong_form_says_which_one_to_write(engine: Engine, async_engine: AsyncEngine) -> None:

@@ -63,11 +63,7 @@ class DjangoTransaction:
     def __init__(self, using: str = DEFAULT_DB_ALIAS) -> None:
         self.using = using
         self._connection = connections[using]
-        if not self._connection.in_atomic_block:
-            raise ConfigurationError(
-                f"no transaction is open on Django's database {using!r}: call it inside 'with transaction.atomic():', "
-                'or set DATABASES["default"]["ATOMIC_REQUESTS"] = True'
-            )
+        self._require_block()
 
     @classmethod
     def conquiet_source(cls) -> SyncSource:
@@ -76,7 +72,15 @@ class DjangoTransaction:
 
     def conquiet_unit_of_work(self) -> "_OfDjango":
         """Return the transaction as a ``UnitOfWork`` for inbox and outbox."""
+        self._require_block()  # it may have ended since
         return _OfDjango(self._connection)
+
+    def _require_block(self) -> None:
+        if not self._connection.in_atomic_block:
+            raise ConfigurationError(
+                f"no transaction is open on Django's database {self.using!r}: call it inside 'with "
+                'transaction.atomic():\', or set DATABASES["default"]["ATOMIC_REQUESTS"] = True'
+            )
 
 
 def emit(
@@ -90,6 +94,15 @@ def emit(
 ) -> str:
     """Emit a message in the current atomic block and return its id. It is published if the block commits.
 
+    Args:
+        app: The application.
+        event: An event that the app handles or declares.
+        payload: An object of the event's model, or a mapping that fits it.
+        delay_s: Seconds until it is due.
+        at: The moment it is due, with a time zone.
+        using: Alias of the database. The relays of ``app`` read its own database; another one needs a relay of its
+            outbox, or the message waits there.
+
     Raises:
         ConfigurationError: No atomic block is open, the event is unknown, or an argument is wrong. Nothing was written.
         PayloadError: The payload does not fit the event's model. Nothing was written.
@@ -99,6 +112,8 @@ def emit(
 
 class DjangoSource(SyncSource):
     """Run each message in its own atomic block, in Django's default database."""
+
+    takes_batches = False
 
     def __init__(self) -> None:  # without super(): there is no engine
         self.capacity = None
