@@ -49,7 +49,7 @@ class Clock:
     def tick(self) -> None:
         """Count one call."""
         if self.seen == 0:
-            gc.collect()  # what the imports have left, which would else fall into the runs with tracing only
+            gc.collect()  # else only the runs with tracing collect garbage among the SDK's imported objects
             gc.freeze()
             self.wall, self.cpu = time.perf_counter(), time.process_time()
         self.seen += 1
