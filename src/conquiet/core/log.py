@@ -48,8 +48,13 @@ _KNOWN: Final = 512
 """Most calls and places of errors that are remembered."""
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
-_Site = tuple[int, str, tuple[str, ...], int, int, int, int]
-"""A call with its facts: level, text, names, how many describe an error, code, instruction, process."""
+_Site = tuple["FactLogger", int, str, tuple[str, ...], int, int, int]
+"""A call with its facts: logger, level, text, names, how many describe an error, code, instruction."""
+
+_known_records: dict[_Site, tuple[dict[str, Any], CodeType]] = {}
+"""A call -> the fields of its records, without any value."""
+
+os.register_at_fork(after_in_child=_known_records.clear)  # a child has another process id and name
 
 _known_places: dict[tuple[object, ...], tuple[dict[str, str], list[CodeType]]] = {}
 """Class and frames of an error -> how they are shown: a handler usually fails at the same place.
@@ -82,11 +87,10 @@ class FactLogger:
         name: The module's name.
     """
 
-    __slots__ = ("_logger", "_sites")
+    __slots__ = ("_logger",)
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
-        self._sites: dict[_Site, tuple[dict[str, Any], CodeType]] = {}
 
     def is_enabled(self, level: int) -> bool:
         """Return whether a line of this level is logged. Saves callers from collecting unused facts."""
@@ -125,9 +129,8 @@ class FactLogger:
             **facts: Further facts.
         """
         if self._logger.isEnabledFor(level):
-            described = describe_error(error)
-            shown = error if error is not None and (tracebacks or _tracebacks) else None
-            self._log(level, text, facts, described, shown)
+            shown = error if tracebacks or _tracebacks else None
+            self._log(level, text, facts, describe_error(error), shown)
 
     def _log(
         self,
@@ -144,9 +147,8 @@ class FactLogger:
         caller = sys._getframe(2)  # noqa: SLF001 - as in logging, but the depth is known
         code = caller.f_code
         exc_info = None if error is None else (type(error), error, error.__traceback__)
-        # The process is a part of the key because a forked child has another name.
-        site = (level, text, tuple(shown), len(described), id(code), caller.f_lasti, os.getpid())
-        known = self._sites.get(site)
+        site = (self, level, text, tuple(shown), len(described), id(code), caller.f_lasti)
+        known = _known_records.get(site)
         if known is not None and logging.getLogRecordFactory() is logging.LogRecord:
             record = _record_like(known[0], shown, exc_info)
         else:
@@ -169,9 +171,9 @@ class FactLogger:
             or "taskName" in vars(record)
         ):
             return
-        if len(self._sites) >= _KNOWN:
-            self._sites.clear()
-        self._sites[site] = vars(record) | dict.fromkeys(site[2]) | {"args": None, "exc_info": None}, code
+        if len(_known_records) >= _KNOWN:
+            _known_records.clear()
+        _known_records[site] = vars(record) | dict.fromkeys(site[3]) | {"args": None, "exc_info": None}, code
 
 
 def _record_like(known: dict[str, Any], facts: dict[str, object], exc_info: _ExcInfo | None) -> logging.LogRecord:
@@ -183,31 +185,32 @@ def _record_like(known: dict[str, Any], facts: dict[str, object], exc_info: _Exc
     fields["levelname"] = logging.getLevelName(fields["levelno"])
     now = time.time()
     fields["relativeCreated"] += (now - fields["created"]) * 1000
-    fields["created"], fields["msecs"] = now, int((now - int(now)) * 1000) + 0.0
+    fields["created"], fields["msecs"] = now, float(int(now % 1 * 1000))
     if logging.logThreads:
         thread = threading.current_thread()
         fields["thread"], fields["threadName"] = thread.ident, thread.name
     return record
 
 
-def describe_error(error: BaseException | None) -> dict[str, str]:
+def describe_error(error: BaseException | None) -> Mapping[str, str]:
     """Return the facts of an exception that may be logged: ``error``, ``place``, ``frames``, ``reason``."""
     if error is None:
-        return {}
+        return _NOTHING
     key: list[object] = [type(error)]
     trace = error.__traceback__
     while trace is not None:
-        key += (id(trace.tb_frame.f_code), trace.tb_lasti)
+        key.append(id(trace.tb_frame.f_code))
+        key.append(trace.tb_lasti)
         trace = trace.tb_next
     at = tuple(key)
     if (known := _known_places.get(at)) is None:
         if len(_known_places) >= _KNOWN:
             _known_places.clear()
         known = _known_places[at] = _describe_place(error)
-    described = known[0].copy()
-    if reason := reason_of(error):
-        described["reason"] = reason
-    return described
+    if error.__cause__ is None and not _describers and not isinstance(error, ConquietError):
+        return known[0]  # most errors: ``reason_of`` would return ""
+    reason = reason_of(error)
+    return known[0] | {"reason": reason} if reason else known[0]
 
 
 def reason_of(error: BaseException) -> str:

@@ -73,15 +73,15 @@ class Tracing(Protocol):
         """False if a span without a parent is certainly dropped and counted by no metric."""
         ...
 
-    def dropped(self, headers: Headers | None) -> Callable[[], None] | None:
-        """Return a function that makes a handler's span current, if the span is not recorded and no metric counts it.
-
-        The function is never undone: it is for callers that discard their context variables after the message.
-        """
-        ...
-
     def enter_worker(self) -> None:
         """Make dropped spans current in the context of a worker, once for all of its messages."""
+        ...
+
+    def covers(self, headers: Headers | None) -> bool:
+        """Return True if ``enter_worker`` was enough: the span of a message is dropped, and no metric counts it.
+
+        Otherwise a handler in this context needs ``process``.
+        """
         ...
 
     def send(

@@ -111,10 +111,6 @@ class DroppedSpan(NonRecordingSpan):
     def fail(self, error: BaseException) -> None:
         """Do nothing."""
 
-    def make_current(self) -> None:
-        """Make it current for the lifetime of the context variables."""
-        otel_context.attach(otel_context.Context({_SPAN_KEY: self}))
-
     def __enter__(self) -> Self:
         self._token = otel_context.attach(otel_context.Context({_SPAN_KEY: self}))
         return self

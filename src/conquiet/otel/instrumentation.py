@@ -10,7 +10,7 @@ See docs/decisions/0058.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from enum import Enum
 from functools import partial
@@ -41,10 +41,6 @@ class ContextMode(Enum):
 
     CHILD = "child"
     LINK = "link"
-
-
-def _is_current() -> None:
-    """Do nothing: the worker's span is current already."""
 
 
 def instrument(
@@ -115,19 +111,13 @@ class _Instrumentation:
         self._worker_span = WorkerSpan(follows_sender=is_child)
         self._kept_labels: dict[tuple[str, str, str | None], dict[str, Any]] = {}
 
-    def dropped(self, headers: tracing.Headers | None) -> Callable[[], None] | None:
-        if self._counts or not self._drops(headers):
-            return None
-        return _is_current if _prepared.get() is self else self._dropped_span(headers).make_current
-
     def enter_worker(self) -> None:
         if not self._counts:
             self._worker_span.make_current()
             _prepared.set(self)
 
-    def _dropped_span(self, headers: tracing.Headers | None) -> DroppedSpan:
-        sender = None if headers is None else headers.get(PARENT)
-        return DroppedSpan(sender if self._mode is ContextMode.CHILD else None)
+    def covers(self, headers: tracing.Headers | None) -> bool:
+        return _prepared.get() is self and self._drops(headers)
 
     def send(
         self,
@@ -162,10 +152,10 @@ class _Instrumentation:
         batch: Sequence[tracing.BatchMember] | None = None,
     ) -> "_OtelSpan | DroppedSpan":
         if batch is None and first_attempt is None and self._drops(headers):
-            dropped = self._dropped_span(headers)
+            sender = None if headers is None or self._mode is ContextMode.LINK else headers.get(PARENT)
             if not self._counts:
-                return dropped
-            return CountedDroppedSpan(dropped.sender, self._ended_one, self._labels(system, destination, group))
+                return DroppedSpan(sender)
+            return CountedDroppedSpan(sender, self._ended_one, self._labels(system, destination, group))
         facts = {
             names.MESSAGE_ID: message_id,
             names.EVENT: event,

@@ -9,7 +9,8 @@ See docs/decisions/0013.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 from conquiet.core import causation, tracing
 from conquiet.core.functions import reject_unawaited
@@ -26,6 +27,9 @@ from conquiet.runtime.batch import Batching
 from conquiet.runtime.context import LeaseManager, MessageContext
 from conquiet.runtime.executor import PendingSettlement, record_settlement
 from conquiet.runtime.message import RuntimeMessage
+
+Invoke = Callable[[RuntimeMessage, LeaseManager, Envelope, HandlerRunner], Coroutine[Any, Any, Settlement]]
+"""Runs an admitted message, with a span or without."""
 
 
 class Execution:
@@ -70,6 +74,8 @@ class Execution:
         if not isinstance(envelope, Envelope):
             return self._refuse(message, envelope)
         runner = self._runners.get(envelope.event)
+        is_traced = tracing.active is not None and not tracing.active.covers(envelope.headers)
+        run = self._invoke_traced if is_traced else self._invoke
         if (
             runner is None
             or runner.is_limited
@@ -79,10 +85,9 @@ class Execution:
             or message.delivery_count != 1
             or self._canceller.requested_in
             or self._pauses.exist
-            or tracing.active is not None
         ):
-            return start_in_context(self._execute(message, leases, envelope, runner))
-        return start_in_context(self._invoke(message, leases, envelope, runner))
+            return start_in_context(self._execute(message, leases, envelope, runner, run))
+        return start_in_context(run(message, leases, envelope, runner))
 
     async def store(
         self, message: RuntimeMessage, settlement: RetryLater | Defer | DeadLetter, leases: LeaseManager
@@ -107,19 +112,18 @@ class Execution:
             return await self._settler.settle(message, settlement)
 
     async def _execute(
-        self, message: RuntimeMessage, leases: LeaseManager, envelope: Envelope, runner: HandlerRunner | None
+        self,
+        message: RuntimeMessage,
+        leases: LeaseManager,
+        envelope: Envelope,
+        runner: HandlerRunner | None,
+        run: Invoke,
     ) -> Settlement:
         """Run a message that needs more checks than the fast path of ``execute``."""
         settled = await self._admit(message, leases, envelope, runner)
         if settled is not None:
             return settled
         assert runner is not None  # noqa: S101 - admitted
-        run = self._invoke
-        if tracing.active is not None:
-            if (make_current := tracing.active.dropped(envelope.headers)) is None:
-                run = self._invoke_traced
-            else:  # its trace is sampled out
-                make_current()  # the context belongs to this message and ends with it
         if runner.limiter is None:
             return await run(message, leases, envelope, runner)
         if not await runner.limiter.acquire():

@@ -34,11 +34,9 @@ class OutcomeReporter:
         self._stats = parts.stats
         self._record_pace = parts.pace.record
         self._record_pace_of_many = parts.pace.record_many
-        self._failed_text = _FAILED_TEXT
-        self._facts: dict[str, object] = {"next_try_s": parts.settings.claim_idle_s}
-        if parts.settings.max_deliveries is not None:
-            self._failed_text = _FAILED_TEXT_OF_MOST
-            self._facts["max_deliveries"] = parts.settings.max_deliveries
+        self._next_try_s = parts.settings.claim_idle_s
+        self._max_deliveries = parts.settings.max_deliveries
+        self._failed_text = _FAILED_TEXT if self._max_deliveries is None else _FAILED_TEXT_OF_MOST
         self._log_tracebacks = parts.settings.log_tracebacks
 
     def succeeded(self, message: RuntimeMessage, began: float) -> None:
@@ -91,6 +89,7 @@ class OutcomeReporter:
             message_id=message.id,
             stream=message.stream,
             deliveries=message.delivery_count,
+            max_deliveries=self._max_deliveries,
             duration_s=round(duration_s, 3),
-            **self._facts,
+            next_try_s=self._next_try_s,
         )

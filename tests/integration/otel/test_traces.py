@@ -1,6 +1,7 @@
 """One message is one connected trace, through the transaction, the relay and both brokers."""
 
 import asyncio
+import re
 import signal
 import subprocess
 import sys
@@ -13,13 +14,13 @@ import pytest
 import redis
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags
 from sqlalchemy import Engine, create_engine
 from tests.integration.otel.conftest import Traces
 
 from conquiet.db import DbSession
 from conquiet.otel import conventions as names
-from conquiet.otel import instrument
+from conquiet.otel import instrument, uninstrument
 from conquiet.processor import JobContext, Processor, ProcessorSettings, RetryPolicy
 from conquiet.rabbit import RabbitConsumer
 from conquiet.rabbit.publisher import Publisher
@@ -180,6 +181,45 @@ async def test_a_held_foreign_entry_has_a_span_of_its_settlement(
 
     (settled,) = traces.named(f"dead_letter {stream}")
     assert settled.kind is SpanKind.CLIENT
+
+
+@pytest.mark.parametrize("is_installed_first", [True, False], ids=["before the workers", "after the workers"])
+async def test_a_dropped_trace_stays_dropped_in_what_a_handler_emits(
+    traces: Traces,
+    client: redis.Redis,
+    key_prefix: str,
+    is_installed_first: bool,  # noqa: FBT001
+) -> None:
+    """Nothing is recorded, and the decision is passed on: a retry and an emitted message are in the same trace."""
+    uninstrument()
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    sender = NonRecordingSpan(SpanContext(int(trace_id, 16), 1, is_remote=False, trace_flags=TraceFlags(0)))
+    processor = Processor(client, [f"{key_prefix}orders"], settings=SETTINGS)
+    seen: list[str] = []
+
+    @processor.handler("paid")
+    async def pay(ctx: JobContext) -> None:
+        await ctx.emit("shipped")
+        if ctx.attempt == 1:
+            raise KeyError(CANARY)
+
+    @processor.handler("shipped")
+    async def ship(ctx: JobContext) -> None:
+        seen.append(ctx.headers["traceparent"])
+
+    if is_installed_first:
+        instrument(tracer_provider=traces.provider)
+    async with processor:
+        await wait_until_async(lambda: processor.health().ready)
+        if not is_installed_first:
+            instrument(tracer_provider=traces.provider)
+        with trace.use_span(sender):
+            await processor.emit("paid")
+        await wait_until_async(lambda: len(seen) == 2)
+
+    assert [re.fullmatch(rf"00-{trace_id}-[0-9a-f]{{16}}-00", each) is not None for each in seen] == [True, True]
+    assert len(set(seen)) == 2, "each run has a span of its own"
+    assert {span.name.split()[0] for span in traces.spans} == {"retry"}, "the handlers have no spans"
 
 
 async def test_context_link_begins_a_trace_of_its_own(traces: Traces, client: redis.Redis, key_prefix: str) -> None:

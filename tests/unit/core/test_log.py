@@ -3,6 +3,8 @@
 import gc
 import json
 import logging
+import multiprocessing
+import os
 import re
 import threading
 import weakref
@@ -120,6 +122,36 @@ def test_a_later_record_of_a_call_equals_one_that_logging_builds(caplog: pytest.
     )
     assert second["exc_info"][1].args == (CANARY,)
     assert first["exc_info"] is None
+
+
+def test_a_line_of_a_forked_process_names_that_process(caplog: pytest.LogCaptureFixture) -> None:
+    """The fields of a call are kept, and a child inherits them from its parent."""
+
+    def line() -> int:
+        logger.warning("line", group="billing")
+        found = caplog.records[-1].process
+        assert found is not None
+        return found
+
+    def send_line() -> None:
+        sender.send((line(), os.getpid(), caplog.records[-1].processName))
+
+    assert line() == os.getpid()
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=send_line, name="another")
+    child.start()
+    child.join()
+
+    assert receiver.recv() == (child.pid, child.pid, "another")
+
+
+def test_lines_of_two_loggers_at_one_place_keep_their_names(caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("conquiet.a", "conquiet.b"):
+        each = FactLogger(name)
+        for _ in range(2):
+            each.warning("line", group="billing")
+
+    assert [record.name for record in caplog.records] == ["conquiet.a", "conquiet.a", "conquiet.b", "conquiet.b"]
 
 
 def test_a_later_line_keeps_nothing_of_an_earlier_one() -> None:

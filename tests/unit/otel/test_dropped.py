@@ -139,23 +139,31 @@ def test_a_handler_linked_to_a_dropped_sender_is_recorded_all_the_same() -> None
     assert len(exporter.get_finished_spans()) == 1
 
 
-def test_a_caller_with_a_context_of_its_own_leaves_the_span_current() -> None:
+def test_a_worker_covers_dropped_spans_of_the_tracing_that_it_entered() -> None:
     begin(ParentBased(ALWAYS_ON), NO_SENDER)
-    assert tracing.active is not None
-    make_current = tracing.active.dropped(DROPPED)
-    assert make_current is not None
 
-    def handler() -> SpanContext:
-        make_current()
-        return trace.get_current_span().get_span_context()
+    def worker() -> None:
+        assert tracing.active is not None
+        assert not tracing.active.covers(DROPPED), "not entered yet"
+        tracing.active.enter_worker()
+        assert tracing.active.covers(DROPPED)
+        assert not tracing.active.covers(KEPT)
+        assert not tracing.active.covers(NO_SENDER), "a root, which this sampler keeps"
+        begin(ParentBased(ALWAYS_ON), NO_SENDER)
+        assert not tracing.active.covers(DROPPED), "installed since: the worker has the span of the one before"
 
-    inside = contextvars.copy_context().run(handler)
+    contextvars.copy_context().run(worker)
+
+
+def test_a_dropped_span_is_current_in_a_context_that_no_worker_entered() -> None:
+    span, _ = begin(ParentBased(ALWAYS_ON), DROPPED)
+
+    with span:
+        inside = trace.get_current_span().get_span_context()
 
     assert f"{inside.trace_id:032x}" == TRACE
     assert not inside.trace_flags.sampled
     assert not trace.get_current_span().get_span_context().is_valid
-    assert tracing.active.dropped(KEPT) is None
-    assert tracing.active.dropped(NO_SENDER) is None
 
 
 @pytest.mark.parametrize(("context", "is_followed"), [("child", True), ("link", False)])
@@ -171,9 +179,7 @@ def test_a_worker_has_the_dropped_span_of_each_message(context: str, is_followed
 
     def worker() -> None:
         active.enter_worker()
-        make_current = active.dropped(DROPPED)
-        assert make_current is not None
-        make_current()
+        assert active.covers(DROPPED)
         seen = set()
         for number in range(3):
             first, again = contextvars.copy_context().run(handler, Sent("orders", str(number), None, None))
@@ -204,7 +210,8 @@ def test_a_dropped_span_is_counted_where_there_is_a_meter() -> None:
     reader = InMemoryMetricReader()
     span, _ = begin(ParentBased(ALWAYS_ON), DROPPED, meter_provider=MeterProvider([reader]))
     assert tracing.active is not None
-    assert tracing.active.dropped(DROPPED) is None, "the short way counts nothing"
+    tracing.active.enter_worker()
+    assert not tracing.active.covers(DROPPED), "the short way counts nothing"
     with span:
         span.fail(KeyError("x"))
 
