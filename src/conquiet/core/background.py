@@ -44,8 +44,21 @@ class BackgroundWorker(ABC):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close. Raise the error that ended the worker, if any."""
-        await self.close()
+        """Close. Raise the error that ended the worker, if any.
+
+        A cancellation is passed on to the worker and raised once the worker has ended: its handlers must not outlive
+        the resources of the surrounding blocks.
+        """
+        try:
+            await self.close()
+        except asyncio.CancelledError:
+            try:
+                if self._background is not None:
+                    self._background.cancel()
+                    await asyncio.gather(self._background, return_exceptions=True)
+            finally:
+                await self.close()
+            raise
         if self._background is not None:
             await self._background
 

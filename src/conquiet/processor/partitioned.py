@@ -153,12 +153,14 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
             if not self._lifecycle.is_stopping or is_ending(asyncio.current_task()):
                 raise
         finally:
-            for processor in self._running.values():
-                processor.end()
-            results = await asyncio.gather(*self._running, return_exceptions=True)
-            for processor in self._running.values():
-                await processor.close()
-            self._lifecycle.finish()
+            try:
+                for processor in self._running.values():
+                    processor.end()
+                results = await asyncio.gather(*self._running, return_exceptions=True)
+                for processor in self._running.values():
+                    await processor.close()
+            finally:
+                self._lifecycle.finish()
         for result in results:
             # A processor that was stopped before it started refuses to start: that is the requested end.
             if isinstance(result, BaseException) and not isinstance(result, LifecycleError):

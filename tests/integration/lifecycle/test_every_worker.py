@@ -101,6 +101,25 @@ def enter_and_leave(subject: Subject) -> None:
         wait_until(lambda: entered.health().ready)
 
 
+@every_worker_with_handlers
+async def test_a_cancelled_block_is_left_only_once_its_worker_has_ended(subject: Subject) -> None:
+    """Its handlers use the resources of the surrounding blocks, which close next."""
+
+    async def enter_and_leave() -> None:
+        async with subject.worker:
+            await asyncio.to_thread(subject.feed)
+            await wait_until_async(subject.hold.begun.is_set)
+
+    leaving = asyncio.create_task(enter_and_leave())
+    await wait_until_async(lambda: subject.worker.health().status is Status.STOPPING)
+    leaving.cancel()
+    asyncio.get_running_loop().call_later(0.3, subject.hold.released.set)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(leaving, 60)
+
+    assert reported(subject) == (Status.STOPPED, False, "stopped")
+
+
 @every_worker
 async def test_a_second_stop_ends_waits_for_servers_that_are_silent(subject: Subject) -> None:
     running = subject.start()
