@@ -56,6 +56,8 @@ class WorkerPool(Generic[T]):
         self._workers: list[asyncio.Task[None]] = []
         self._owner: asyncio.Task[Any] | None = None
         self._wake_planned = False
+        self._turn = 0  # counts iterations of the event loop in which a worker waits
+        self._turn_planned = False
         self._step = 1
         self._notify_at = -1
         self._idle = asyncio.Event()
@@ -198,8 +200,10 @@ class WorkerPool(Generic[T]):
             try:
                 rest = work(item)
                 if rest is not None:
+                    turn = self._plan_turn(loop)
                     await rest
-                    slice_began = monotonic()  # the handler has suspended, so the event loop has had its turn
+                    if self._turn != turn:
+                        slice_began = monotonic()  # the handler has suspended, so the event loop has had its turn
             except Exception as error:  # noqa: BLE001 - a bug in `work`: the worker continues, the message stays pending
                 logger.failure(logging.ERROR, "pool worker failed; this is a bug of conquiet, please report it", error)
             finally:
@@ -248,6 +252,17 @@ class WorkerPool(Generic[T]):
         if self._running:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), _DRAIN_S)
+
+    def _plan_turn(self, loop: asyncio.AbstractEventLoop) -> int:
+        """Return the number of the current turn. It changes once a worker that awaits now has suspended."""
+        if not self._turn_planned:
+            self._turn_planned = True
+            loop.call_soon(self._begin_turn)
+        return self._turn
+
+    def _begin_turn(self) -> None:
+        self._turn_planned = False
+        self._turn += 1
 
     def _plan_wake(self, loop: asyncio.AbstractEventLoop) -> None:
         # Runs in the next iteration of the loop, when the handler has suspended or ended. If items are still waiting,
