@@ -228,7 +228,8 @@ class Worker(Protocol):
     ``health()`` may be called at any time, from any thread, and never raises.
 
     ``close()`` stops a running worker without forcing it, waits for its end, and releases what the worker has opened.
-    It may be called at any time and twice. Called by a handler of the worker it only stops: it cannot wait for itself.
+    It may be called at any time and twice. Called by a handler or a callback of the worker it only stops: it cannot
+    wait for itself.
 
     Asyncio workers are ``async with`` contexts, synchronous workers ``with`` contexts. Leaving the block closes the
     worker. Entering it starts an asyncio worker in the background.

@@ -30,6 +30,9 @@ _worker: contextvars.ContextVar["asyncio.Task[Any] | None"] = contextvars.Contex
 current_worker = _worker.get
 """Return the worker task that runs the current item, None outside a pool. Costs a tenth of asyncio.current_task()."""
 
+enter_worker = _worker.set
+"""Make a task of an engine the current worker of its context. Code that it calls cannot wait for the engine's end."""
+
 _SLICE_S = 0.005
 """Longest time that one worker runs without yielding to the event loop."""
 _DRAIN_S = 30.0
@@ -300,7 +303,7 @@ def _enter_worker() -> "asyncio.Task[None]":
     """Prepare the context of a worker, which is copied for every item. Return the worker's task."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - called inside a task
-    _worker.set(task)
+    enter_worker(task)
     if tracing.active is not None:
         tracing.active.enter_worker()
     return task

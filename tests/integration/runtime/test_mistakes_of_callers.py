@@ -128,3 +128,25 @@ def test_a_thread_that_outlives_its_loop_gets_an_error(enqueue: Enqueue, make_en
     wait_until(lambda: len(told) == 4)
 
     assert told == ["refused", "refused", "too late", "too late"]
+
+
+@pytest.mark.parametrize("in_task", [False, True])
+async def test_an_async_callback_may_close_its_engine(
+    make_engine: MakeEngine, enqueue: Enqueue, *, in_task: bool
+) -> None:
+    """The engine waits for its callbacks, so such a close can only stop it. In a task: ``asyncio.wait_for``."""
+    enqueue(1)
+    closed: list[bool] = []
+
+    async def handle(_: RuntimeMessage, __: MessageContext) -> None:
+        pass
+
+    async def close(_: object) -> None:
+        await (asyncio.create_task(engine.close()) if in_task else engine.close())
+        closed.append(True)
+
+    engine = make_engine(handle)
+    engine.on("succeeded", close)
+    report = await asyncio.wait_for(engine.run(), 60)
+
+    assert (report.succeeded, closed) == (1, [True])
