@@ -1,12 +1,14 @@
 """``async with`` of the asyncio workers: entering runs the worker in the background, leaving closes it."""
 
 import asyncio
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Final, Self
 
 from conquiet.core.lifecycle import Health
+from conquiet.errors import ConfigurationError
 
 _POLL_S: Final = 0.01
 
@@ -65,6 +67,14 @@ class BackgroundWorker(ABC):
     async def _wait_healthy(self) -> None:
         while not self.health().ready:  # noqa: ASYNC110 - any part of the worker changes it
             await asyncio.sleep(_POLL_S)
+
+
+def require_stop_event(event: object) -> None:
+    """Raise ``ConfigurationError`` unless ``event`` is None or an event of asyncio: the wait for it would never end."""
+    if event is None:
+        return
+    if isinstance(event, type) or not inspect.iscoroutinefunction(getattr(event, "wait", None)):
+        raise ConfigurationError("stop_event must be an asyncio.Event: waiting for another kind blocks the loop")
 
 
 @asynccontextmanager

@@ -17,14 +17,13 @@ ends them. A ``Shard`` fetches: one for a server, one per slot of a Redis Cluste
 
 import asyncio
 import contextlib
-import inspect
 import logging
 import time
 from collections.abc import Callable, Collection, Coroutine
 from functools import partial
 from typing import Any
 
-from conquiet.core.background import BackgroundWorker, stop_on
+from conquiet.core.background import BackgroundWorker, require_stop_event, stop_on
 from conquiet.core.identity import stable_consumer_id
 from conquiet.core.lifecycle import AsyncLifecycle, Status
 from conquiet.core.log import FactLogger
@@ -184,8 +183,7 @@ class Engine(BackgroundWorker):
             QueueError: The server could not be reached, at the start or for too long.
             LifecycleError: It was started or stopped before. An engine is started once.
         """
-        if stop_event is not None and not inspect.iscoroutinefunction(getattr(stop_event, "wait", None)):
-            raise ConfigurationError("stop_event must be an asyncio.Event: waiting for another kind blocks the loop")
+        require_stop_event(stop_event)
         self._lifecycle.start()
         try:
             self._before_start()

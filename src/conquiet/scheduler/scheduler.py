@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from conquiet.core.background import BackgroundWorker, stop_on
+from conquiet.core.background import BackgroundWorker, require_stop_event, stop_on
 from conquiet.core.clock import SYSTEM_CLOCK, Clock
 from conquiet.core.lifecycle import AsyncLifecycle, Health
 from conquiet.core.log import FactLogger
@@ -116,6 +116,7 @@ class Scheduler(BackgroundWorker, Schedules):
         Raises:
             QueueError: Redis did not reply at the start, or was unavailable for ``give_up_after_s``.
         """
+        require_stop_event(stop_event)
         self._life.start()
         logger.info("worker starts: scheduler of group %(group)s", group=self.group, entries=len(self._declared))
         self._work = asyncio.create_task(self._store_and_fire())

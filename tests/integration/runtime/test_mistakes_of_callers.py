@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 from tests.integration.runtime.conftest import Enqueue, MakeEngine, Run
@@ -59,11 +60,12 @@ async def test_a_cancellation_out_of_on_exhausted_is_reported(
     assert {type(error) for error in running.errors} == {asyncio.CancelledError}
 
 
-async def test_a_stop_event_that_would_block_the_loop_is_refused(make_engine: MakeEngine) -> None:
+@pytest.mark.parametrize("event", [threading.Event(), asyncio.Event])
+async def test_a_stop_event_that_would_never_end_the_engine_is_refused(make_engine: MakeEngine, event: Any) -> None:
     engine = make_engine(print)
 
     with pytest.raises(ConfigurationError, match=r"asyncio\.Event"):
-        await engine.start(threading.Event())  # type: ignore[arg-type]
+        await engine.start(event)
 
 
 def test_a_single_name_in_place_of_a_list_is_refused(make_engine: MakeEngine, stream: str) -> None:
