@@ -238,7 +238,7 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
         if any(processor.is_own_handler() for processor in self._running.values()):
             return
         await self._lifecycle.wait_ended()
-        with contextlib.suppress(RedisError, OSError):
+        with contextlib.suppress(RedisError, OSError, RuntimeError):  # RuntimeError: its event loop is closed
             await self._client.aclose()
 
     def _enter(self) -> tuple[Coroutine[Any, Any, None], asyncio.Event]:

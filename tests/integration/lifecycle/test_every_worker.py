@@ -82,6 +82,25 @@ async def test_close_stops_it_and_waits_for_the_end(subject: Subject) -> None:
 
 
 @every_worker
+async def test_close_waits_for_a_worker_in_another_thread(subject: Subject) -> None:
+    """A program without asyncio runs an asyncio worker in a thread, with an event loop of the thread."""
+    ended: list[object] = []
+
+    def run() -> None:
+        ended.append(asyncio.run(subject.worker.run()) if subject.is_async else subject.worker.run())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    await subject.until_ready()
+
+    await asyncio.wait_for(subject.close(), 60)
+
+    assert reported(subject) == (Status.STOPPED, False, "stopped")
+    await asyncio.to_thread(thread.join, SOON_S)
+    assert len(ended) == 1
+
+
+@every_worker
 async def test_leaving_the_block_stops_and_closes(subject: Subject) -> None:
     if subject.is_async:
         async with subject.worker as entered:
