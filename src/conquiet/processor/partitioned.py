@@ -153,14 +153,12 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
             if not self._lifecycle.is_stopping or is_ending(asyncio.current_task()):
                 raise
         finally:
+            for processor in self._running.values():
+                processor.end()
             try:
-                for processor in self._running.values():
-                    processor.end()
                 results = await asyncio.gather(*self._running, return_exceptions=True)
-                for processor in self._running.values():
-                    await processor.close()
             finally:
-                self._lifecycle.finish()
+                await self._close_processors()
         for result in results:
             # A processor that was stopped before it started refuses to start: that is the requested end.
             if isinstance(result, BaseException) and not isinstance(result, LifecycleError):
@@ -227,6 +225,13 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
         """Stop in order, without counting as a call of ``stop()``: a later ``stop()`` does not force."""
         self._lifecycle.stop()
         cancel_from_any_thread(self._work)
+
+    async def _close_processors(self) -> None:
+        try:
+            for processor in self._running.values():
+                await processor.close()
+        finally:
+            self._lifecycle.finish()
 
     async def close(self) -> None:
         """Stop in order, wait for the end, and close the connections. Called by a handler it only stops.

@@ -113,6 +113,20 @@ async def test_leaving_the_block_stops_and_closes(subject: Subject) -> None:
     assert reported(subject) == (Status.STOPPED, False, "stopped")
 
 
+@pytest.mark.parametrize("subject", [*WITH_HANDLERS, "scheduler", "probe"], indirect=True)
+async def test_entering_a_running_worker_is_refused_and_does_not_stop_it(subject: Subject) -> None:
+    running = subject.start()
+    await subject.until_ready()
+
+    with pytest.raises(LifecycleError):
+        async with subject.worker:
+            pytest.fail("entered")
+
+    assert reported(subject) == (Status.RUNNING, True, "")
+    await subject.close()
+    await asyncio.wait_for(running, 60)
+
+
 def enter_and_leave(subject: Subject) -> None:
     with subject.worker as entered:
         if entered.health().status is Status.NEW:  # a Purger has started its thread
