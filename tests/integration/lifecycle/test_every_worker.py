@@ -5,7 +5,7 @@ import threading
 from typing import Any
 
 import pytest
-from tests.integration.lifecycle.conftest import ALL, WITH_HANDLERS, Makers, Subject
+from tests.integration.lifecycle.conftest import ALL, RABBIT, WITH_HANDLERS, Makers, Subject
 
 from conquiet.core.lifecycle import Status, Worker
 from conquiet.errors import LifecycleError
@@ -81,15 +81,11 @@ async def test_close_stops_it_and_waits_for_the_end(subject: Subject) -> None:
     await subject.close()
 
 
-@every_worker
+@pytest.mark.parametrize("subject", ["consumer", RABBIT, "probe"], indirect=True)
 async def test_close_waits_for_a_worker_in_another_thread(subject: Subject) -> None:
     """A program without asyncio runs an asyncio worker in a thread, with an event loop of the thread."""
     ended: list[object] = []
-
-    def run() -> None:
-        ended.append(asyncio.run(subject.worker.run()) if subject.is_async else subject.worker.run())
-
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=lambda: ended.append(asyncio.run(subject.worker.run())), daemon=True)
     thread.start()
     await subject.until_ready()
 
