@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, Self
 
 from conquiet.core.lifecycle import Health
-from conquiet.errors import ConfigurationError
+from conquiet.errors import ConfigurationError, LifecycleError
 
 _POLL_S: Final = 0.01
 
@@ -37,17 +37,33 @@ class BackgroundWorker(ABC):
     async def __aenter__(self) -> Self:
         """Start in the background and return once the worker has started."""
         running, ready = self._enter()
-        self._background = asyncio.create_task(running)
+        background = asyncio.create_task(running)
         try:
-            await wait_ready(self._background, self._wait_healthy() if ready is None else ready.wait())
+            await wait_ready(background, self._wait_healthy() if ready is None else ready.wait())
+        except LifecycleError:
+            raise  # it runs already, for another caller
         except BaseException:
             await self.close()
             raise
+        self._background = background
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close. Raise the error that ended the worker, if any."""
-        await self.close()
+        """Close. Raise the error that ended the worker, if any.
+
+        A cancellation is passed on to the worker and raised once the worker has ended: its handlers must not outlive
+        the resources of the surrounding blocks.
+        """
+        try:
+            await self.close()
+        except asyncio.CancelledError:
+            try:
+                if self._background is not None:
+                    self._background.cancel()
+                    await asyncio.gather(self._background, return_exceptions=True)
+            finally:
+                await self.close()
+            raise
         if self._background is not None:
             await self._background
 

@@ -149,11 +149,11 @@ class Lifecycle:
 class AsyncLifecycle(Lifecycle):
     """The lifecycle of a worker with a coroutine ``run()``."""
 
-    __slots__ = ("_ended",)
+    __slots__ = ("_waiting",)
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self._ended = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []
 
     def start(self) -> None:
         """See ``Lifecycle``. Refused while a command imports the module."""
@@ -161,14 +161,26 @@ class AsyncLifecycle(Lifecycle):
         super().start()
 
     def finish(self) -> None:
-        """See ``Lifecycle``. Call it in the loop of ``run()``."""
+        """See ``Lifecycle``."""
         super().finish()
-        self._ended.set()
+        for waiting in tuple(self._waiting):
+            with contextlib.suppress(RuntimeError):  # the loop is closed: its caller does not wait any more
+                waiting.get_loop().call_soon_threadsafe(_set_done, waiting)
 
     async def wait_ended(self) -> None:
-        """Wait for the end of ``run()``, if it was called."""
-        if not self._is_over:
-            await self._ended.wait()
+        """Wait for the end of ``run()``, if it was called. It may run in the event loop of another thread."""
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        try:
+            if not self._is_over:  # checked after the append, so that finish() cannot miss it
+                await waiting
+        finally:
+            self._waiting.remove(waiting)
+
+
+def _set_done(waiting: "asyncio.Future[None]") -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 class BlockingLifecycle(Lifecycle):
@@ -228,7 +240,8 @@ class Worker(Protocol):
     ``health()`` may be called at any time, from any thread, and never raises.
 
     ``close()`` stops a running worker without forcing it, waits for its end, and releases what the worker has opened.
-    It may be called at any time and twice. Called by a handler of the worker it only stops: it cannot wait for itself.
+    It may be called at any time and twice. Called by a handler or a callback of the worker it only stops: it cannot
+    wait for itself.
 
     Asyncio workers are ``async with`` contexts, synchronous workers ``with`` contexts. Leaving the block closes the
     worker. Entering it starts an asyncio worker in the background.

@@ -30,6 +30,9 @@ _worker: contextvars.ContextVar["asyncio.Task[Any] | None"] = contextvars.Contex
 current_worker = _worker.get
 """Return the worker task that runs the current item, None outside a pool. Costs a tenth of asyncio.current_task()."""
 
+enter_worker = _worker.set
+"""Make a task of an engine the current worker of its context. Code that it calls cannot wait for the engine's end."""
+
 _SLICE_S = 0.005
 """Longest time that one worker runs without yielding to the event loop."""
 _DRAIN_S = 30.0
@@ -56,6 +59,8 @@ class WorkerPool(Generic[T]):
         self._workers: list[asyncio.Task[None]] = []
         self._owner: asyncio.Task[Any] | None = None
         self._wake_planned = False
+        self._turn = 0  # counts iterations of the event loop in which a worker waits
+        self._turn_planned = False
         self._step = 1
         self._notify_at = -1
         self._idle = asyncio.Event()
@@ -198,8 +203,10 @@ class WorkerPool(Generic[T]):
             try:
                 rest = work(item)
                 if rest is not None:
+                    turn = self._plan_turn(loop)
                     await rest
-                    slice_began = monotonic()  # the handler has suspended, so the event loop has had its turn
+                    if self._turn != turn:
+                        slice_began = monotonic()  # the handler has suspended, so the event loop has had its turn
             except Exception as error:  # noqa: BLE001 - a bug in `work`: the worker continues, the message stays pending
                 logger.failure(logging.ERROR, "pool worker failed; this is a bug of conquiet, please report it", error)
             finally:
@@ -249,6 +256,17 @@ class WorkerPool(Generic[T]):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), _DRAIN_S)
 
+    def _plan_turn(self, loop: asyncio.AbstractEventLoop) -> int:
+        """Return the number of the current turn. It changes once a worker that awaits now has suspended."""
+        if not self._turn_planned:
+            self._turn_planned = True
+            loop.call_soon(self._begin_turn)
+        return self._turn
+
+    def _begin_turn(self) -> None:
+        self._turn_planned = False
+        self._turn += 1
+
     def _plan_wake(self, loop: asyncio.AbstractEventLoop) -> None:
         # Runs in the next iteration of the loop, when the handler has suspended or ended. If items are still waiting,
         # other workers take them. If none is, the fetcher may have been waiting for the last item to start.
@@ -285,7 +303,7 @@ def _enter_worker() -> "asyncio.Task[None]":
     """Prepare the context of a worker, which is copied for every item. Return the worker's task."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - called inside a task
-    _worker.set(task)
+    enter_worker(task)
     if tracing.active is not None:
         tracing.active.enter_worker()
     return task

@@ -254,7 +254,7 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
         await self._release()
 
     async def _release(self) -> None:
-        with contextlib.suppress(RedisError, OSError):
+        with contextlib.suppress(RedisError, OSError, RuntimeError):  # RuntimeError: its event loop is closed
             await self._client.aclose()
         self._emitter.leave_loop()
 

@@ -206,7 +206,7 @@ class Processor(OperatorCalls, BackgroundWorker):
         return self._engine is not None and self._engine.is_own_handler()
 
     async def _release(self) -> None:
-        with contextlib.suppress(RedisError, OSError):
+        with contextlib.suppress(RedisError, OSError, RuntimeError):  # RuntimeError: its event loop is closed
             await self._client.aclose()
         self._emitter.leave_loop()
 

@@ -144,8 +144,8 @@ class Engine(BackgroundWorker):
         return self._lifecycle.status
 
     def is_own_handler(self) -> bool:
-        """Return True if a handler of this engine is the caller: it cannot wait for the end of the engine."""
-        return self._pool.owns_current_task()
+        """Return True if a handler or an async callback is the caller: it cannot wait for the end of the engine."""
+        return self._pool.owns_current_task() or self._dispatcher.owns_current_task()
 
     @property
     def active_tasks(self) -> int:
@@ -258,7 +258,10 @@ class Engine(BackgroundWorker):
         return self._stats[stream].read + self._stats[stream].claimed
 
     async def close(self) -> None:
-        """Stop in order, wait for the end, and release the connections. Called by a handler it only stops."""
+        """Stop in order, wait for the end, and release the connections.
+
+        Called by a handler or a callback it only stops.
+        """
         self.end()
         if self.is_own_handler():
             return

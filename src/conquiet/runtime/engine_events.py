@@ -20,6 +20,7 @@ from typing import Any
 from conquiet.core.functions import is_awaited, reject_generator_function, require_arguments
 from conquiet.core.log import FactLogger
 from conquiet.core.task_cancellation import forget_cancellations, is_ending
+from conquiet.core.worker_pool import current_worker, enter_worker
 from conquiet.errors import ConfigurationError
 from conquiet.runtime.message import RuntimeMessage
 
@@ -177,7 +178,12 @@ class EventDispatcher:
             logger.warning("event callbacks were not called", calls=len(self._queue))
         return len(self._queue)
 
+    def owns_current_task(self) -> bool:
+        """Return whether the caller is an async callback and so cannot wait for the queued calls."""
+        return self._task is not None and current_worker() is self._task
+
     async def _serve(self) -> None:
+        enter_worker(asyncio.current_task())
         while not self._closing:
             try:
                 await self._call_all()

@@ -150,7 +150,8 @@ class Scheduler(BackgroundWorker, Schedules):
         """Stop, wait for the end, and close the connections. May be called twice."""
         self._end()
         await self._life.wait_ended()
-        await Schedules.close(self)
+        with contextlib.suppress(RuntimeError):  # its event loop is closed
+            await Schedules.close(self)
 
     def health(self) -> Health:
         """Return whether rounds succeed: the last one less than 10 s ago. Never raises; sends nothing."""

@@ -5,7 +5,7 @@ import threading
 from typing import Any
 
 import pytest
-from tests.integration.lifecycle.conftest import ALL, WITH_HANDLERS, Makers, Subject
+from tests.integration.lifecycle.conftest import ALL, RABBIT, WITH_HANDLERS, Makers, Subject
 
 from conquiet.core.lifecycle import Status, Worker
 from conquiet.errors import LifecycleError
@@ -81,6 +81,21 @@ async def test_close_stops_it_and_waits_for_the_end(subject: Subject) -> None:
     await subject.close()
 
 
+@pytest.mark.parametrize("subject", ["consumer", RABBIT, "probe"], indirect=True)
+async def test_close_waits_for_a_worker_in_another_thread(subject: Subject) -> None:
+    """A program without asyncio runs an asyncio worker in a thread, with an event loop of the thread."""
+    ended: list[object] = []
+    thread = threading.Thread(target=lambda: ended.append(asyncio.run(subject.worker.run())), daemon=True)
+    thread.start()
+    await subject.until_ready()
+
+    await asyncio.wait_for(subject.close(), 60)
+
+    assert reported(subject) == (Status.STOPPED, False, "stopped")
+    await asyncio.to_thread(thread.join, SOON_S)
+    assert len(ended) == 1
+
+
 @every_worker
 async def test_leaving_the_block_stops_and_closes(subject: Subject) -> None:
     if subject.is_async:
@@ -94,11 +109,44 @@ async def test_leaving_the_block_stops_and_closes(subject: Subject) -> None:
     assert reported(subject) == (Status.STOPPED, False, "stopped")
 
 
+@pytest.mark.parametrize("subject", [*WITH_HANDLERS, "scheduler", "probe"], indirect=True)
+async def test_entering_a_running_worker_is_refused_and_does_not_stop_it(subject: Subject) -> None:
+    running = subject.start()
+    await subject.until_ready()
+
+    with pytest.raises(LifecycleError):
+        async with subject.worker:
+            pytest.fail("entered")
+
+    assert reported(subject) == (Status.RUNNING, True, "")
+    await subject.close()
+    await asyncio.wait_for(running, 60)
+
+
 def enter_and_leave(subject: Subject) -> None:
     with subject.worker as entered:
         if entered.health().status is Status.NEW:  # a Purger has started its thread
             threading.Thread(target=entered.run, daemon=True).start()
         wait_until(lambda: entered.health().ready)
+
+
+@every_worker_with_handlers
+async def test_a_cancelled_block_is_left_only_once_its_worker_has_ended(subject: Subject) -> None:
+    """Its handlers use the resources of the surrounding blocks, which close next."""
+
+    async def enter_and_leave() -> None:
+        async with subject.worker:
+            await asyncio.to_thread(subject.feed)
+            await wait_until_async(subject.hold.begun.is_set)
+
+    leaving = asyncio.create_task(enter_and_leave())
+    await wait_until_async(lambda: subject.worker.health().status is Status.STOPPING)
+    leaving.cancel()
+    asyncio.get_running_loop().call_later(0.3, subject.hold.released.set)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(leaving, 60)
+
+    assert reported(subject) == (Status.STOPPED, False, "stopped")
 
 
 @every_worker

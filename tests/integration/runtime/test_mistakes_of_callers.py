@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 from tests.integration.runtime.conftest import Enqueue, MakeEngine, Run
@@ -59,11 +60,12 @@ async def test_a_cancellation_out_of_on_exhausted_is_reported(
     assert {type(error) for error in running.errors} == {asyncio.CancelledError}
 
 
-async def test_a_stop_event_that_would_block_the_loop_is_refused(make_engine: MakeEngine) -> None:
+@pytest.mark.parametrize("event", [threading.Event(), asyncio.Event])
+async def test_a_stop_event_that_would_never_end_the_engine_is_refused(make_engine: MakeEngine, event: Any) -> None:
     engine = make_engine(print)
 
     with pytest.raises(ConfigurationError, match=r"asyncio\.Event"):
-        await engine.start(threading.Event())  # type: ignore[arg-type]
+        await engine.start(event)
 
 
 def test_a_single_name_in_place_of_a_list_is_refused(make_engine: MakeEngine, stream: str) -> None:
@@ -128,3 +130,25 @@ def test_a_thread_that_outlives_its_loop_gets_an_error(enqueue: Enqueue, make_en
     wait_until(lambda: len(told) == 4)
 
     assert told == ["refused", "refused", "too late", "too late"]
+
+
+@pytest.mark.parametrize("in_task", [False, True])
+async def test_an_async_callback_may_close_its_engine(
+    make_engine: MakeEngine, enqueue: Enqueue, *, in_task: bool
+) -> None:
+    """The engine waits for its callbacks, so such a close can only stop it. In a task: ``asyncio.wait_for``."""
+    enqueue(1)
+    closed: list[bool] = []
+
+    async def handle(_: RuntimeMessage, __: MessageContext) -> None:
+        pass
+
+    async def close(_: object) -> None:
+        await (asyncio.create_task(engine.close()) if in_task else engine.close())
+        closed.append(True)
+
+    engine = make_engine(handle)
+    engine.on("succeeded", close)
+    report = await asyncio.wait_for(engine.run(), 60)
+
+    assert (report.succeeded, closed) == (1, [True])

@@ -101,6 +101,15 @@ async def test_a_stop_event_ends_it_too(stage: Stage) -> None:
     await asyncio.wait_for(running, 60)
 
 
+@pytest.mark.parametrize("event", [threading.Event(), asyncio.Event])
+async def test_a_stop_event_that_would_never_end_it_is_refused(stage: Stage, event: Any) -> None:
+    host = stage.real()
+
+    with pytest.raises(ConfigurationError, match=r"asyncio\.Event"):
+        await host.start(event)
+    await host.close()
+
+
 async def test_as_a_context_it_fires_until_the_block_ends(stage: Stage) -> None:
     async with stage.real(stage.entry(when=Every(0.1))) as host:
         assert [listed.entry.name for listed in await host.list_entries()] == ["beat"]  # stored by now

@@ -1,10 +1,39 @@
-"""A context that could not be entered leaves no task behind."""
+"""A block that could not be entered, or that is cancelled, leaves no task behind."""
 
 import asyncio
 
 import pytest
 
-from conquiet.core.background import wait_ready
+from conquiet.core.background import BackgroundWorker, wait_ready
+from conquiet.core.lifecycle import AsyncLifecycle, Health
+from conquiet.testing import wait_until_async
+
+
+class SlowToEnd(BackgroundWorker):
+    """A worker that ends some time after it was stopped. Each cancellation is noted."""
+
+    def __init__(self) -> None:
+        self.life = AsyncLifecycle("this worker")
+        self.released = asyncio.Event()
+        self.cancellations = 0
+        self.closed = 0
+
+    async def run(self) -> None:
+        self.life.start()
+        while not self.released.is_set():
+            try:
+                await self.released.wait()
+            except asyncio.CancelledError:
+                self.cancellations += 1
+        self.life.finish()
+
+    def health(self) -> Health:
+        return Health(status=self.life.status)
+
+    async def close(self) -> None:
+        self.life.stop()
+        await self.life.wait_ended()
+        self.closed += 1
 
 
 async def test_it_returns_when_ready_and_lets_it_run() -> None:
@@ -60,3 +89,26 @@ async def test_a_cancelled_caller_cancels_it_and_waits_for_its_end(error: BaseEx
 
     assert steps == ["cleaned up"]
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_cancelled_block_is_left_only_once_its_worker_has_ended() -> None:
+    worker = SlowToEnd()
+
+    async def enter_and_leave() -> None:
+        async with worker:
+            pass
+
+    leaving = asyncio.create_task(enter_and_leave())
+    await wait_until_async(lambda: worker.life.is_stopping)
+    for _ in range(2):
+        leaving.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+    is_left, passed_on = leaving.done(), worker.cancellations
+    worker.released.set()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+
+    assert (is_left, passed_on) == (False, 2)
+    assert not worker.health().ready
+    assert worker.closed == 1, "what it has opened is released"

@@ -1,6 +1,9 @@
+import asyncio
+import threading
+
 import pytest
 
-from conquiet.core.lifecycle import BlockingLifecycle, Health, Lifecycle, Status
+from conquiet.core.lifecycle import AsyncLifecycle, BlockingLifecycle, Health, Lifecycle, Status
 from conquiet.errors import LifecycleError
 
 
@@ -77,3 +80,16 @@ def test_a_thread_cannot_wait_for_its_own_end() -> None:
     assert not life.wait_ended()
     life.finish()
     assert life.wait_ended()
+
+
+async def test_the_end_of_a_run_in_another_thread_is_noticed() -> None:
+    """Its event loop cannot wake ours by setting an ``asyncio.Event``: this loop would sleep on."""
+    life = AsyncLifecycle("this worker")
+    life.start()
+    asyncio.get_running_loop().call_soon(threading.Timer(0.05, life.finish).start)
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(life.wait_ended(), life.wait_ended())
+
+    assert life.status is Status.STOPPED
+    await life.wait_ended()

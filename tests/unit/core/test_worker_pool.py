@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import math
 from collections.abc import Awaitable, Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -311,3 +312,32 @@ async def test_a_handler_that_suspends_begins_a_new_slice(monkeypatch: pytest.Mo
     await pool.wait_idle()
     assert freed == [3, 3]  # when the last one has started and when it has ended, not between two handlers
     await pool.close()
+
+
+async def test_awaited_items_that_never_suspend_let_the_loop_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that was delivered before is awaited, even if its handler does not suspend."""
+    now_s = 0.0
+    monkeypatch.setattr("conquiet.core.worker_pool.time", SimpleNamespace(monotonic=lambda: now_s))
+    loop = asyncio.get_running_loop()
+    turns = 0
+    turns_at: list[int] = []
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        if len(turns_at) < 10:
+            loop.call_soon(turn)
+
+    async def work(_: int) -> None:
+        nonlocal now_s
+        now_s += 0.003
+        turns_at.append(turns)
+
+    pool = make_pool(1, work)
+    await asyncio.sleep(0)
+    loop.call_soon(turn)
+    pool.put(list(range(10)))
+    await pool.wait_idle()
+    await pool.close()
+
+    assert len(set(turns_at)) == 5, "after every second item, more than 5 ms have passed"
