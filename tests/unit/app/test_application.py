@@ -344,7 +344,7 @@ class Pool:
 
 
 def app_with_resource() -> tuple[App, list[str]]:
-    """Return an app with a resource whose clean-up takes a while, and the clean-ups that have ended."""
+    """Return an app with a resource that is cleaned up slowly, and the list of finished clean-ups."""
     app = App("shop", redis=NOWHERE)
     ended: list[str] = []
 

@@ -47,7 +47,7 @@ def test_a_given_interval_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_coroutine_function_is_refused_by_the_plain_variant() -> None:
-    """Its coroutine is true, so the wait would end at once and the test that waits would prove nothing."""
+    """A coroutine is truthy, so the wait would end immediately and the waiting test would prove nothing."""
 
     async def never() -> bool:
         return False
