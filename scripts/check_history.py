@@ -115,9 +115,13 @@ def is_lost_by_replication(history: History, line: Line) -> bool:
     if line.get("replicated", True):
         return False
     losing = [fault for fault in history.faults if fault.get("loses_s") is not None]
-    return any(
-        fault.get("began", fault["t"]) - fault["loses_s"] <= line["t"] <= fault["t"] + SLACK_S for fault in losing
-    )
+    return any(fault["t"] - fault["loses_s"] <= line["t"] <= _loses_until(fault) for fault in losing)
+
+
+def _loses_until(fault: Line) -> float:
+    """Return until when a fault loses messages. In a planned fail-over (0 s) the old primary accepts them to its end."""
+    end: float = fault["t"] + SLACK_S
+    return end if fault["loses_s"] else fault.get("until", end)
 
 
 def lost_by_replication(history: History) -> int:
