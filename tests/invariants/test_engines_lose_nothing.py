@@ -256,7 +256,7 @@ def test_deployments_strand_nothing_and_charge_nothing(
 
 
 def leaks_of(engines: list["subprocess.Popen[str]"], raw: redis.Redis, history: History) -> dict[str, Any]:
-    """Return what engines that were stopped have left behind. A name with released messages is removed within 10 s."""
+    """Return what engines that were stopped have left behind. A name with released messages is removed within 30 s."""
     living = {str(engine.pid) for engine in engines}
 
     def strangers() -> list[str]:
@@ -264,7 +264,7 @@ def leaks_of(engines: list["subprocess.Popen[str]"], raw: redis.Redis, history: 
         return [name for name in names if name.rpartition("-")[2] not in living]
 
     with contextlib.suppress(TimeoutError):
-        wait_until(lambda: not strangers(), interval_s=0.5)
+        wait_until(lambda: not strangers(), timeout_s=60, interval_s=0.5)
     names = strangers()
     for engine in engines:
         engine.terminate()

@@ -12,8 +12,8 @@ A stream with nothing to do is visited less and less often, up to 16 times ``int
 a message from it makes a pass soon after, and takes the lease over if its holder makes none for a while. Each thread
 checks every ``interval_s`` whether its process has read any: no command is sent for that.
 
-Without a retention nothing is removed. The thread then checks once a minute whether the stream only grows, and logs
-one warning.
+Without a retention no entry is removed, and only names that workers of conquiet have registered. The thread then checks
+once a minute whether the stream only grows, and logs one warning.
 
 It uses a thread and a synchronous connection: the same object serves ``QueueConsumer`` and the asyncio engines, and a
 handler that blocks the event loop does not stop it.
@@ -100,7 +100,7 @@ class StreamHousekeeper(ClosedAfterUse):
         redis: The client to clone connections from. The caller closes it.
         streams: Keys of the streams.
         group: Names of dead consumers are removed from this group; without a group, no names are removed.
-        retention: The entries to keep. None removes nothing and only warns about a stream that grows.
+        retention: The entries to keep. None removes no entry and only warns about a stream that grows.
         messages_read: Returns how many messages of a stream this process has read so far. A stream that was quiet is
             visited as soon as that number has changed; without it, up to 16 ``interval_s`` later.
     """
@@ -202,7 +202,7 @@ class StreamHousekeeper(ClosedAfterUse):
 
     def _pause_s(self, now: float) -> float:
         due = [min(state.next_at, state.sampler.next_at) for state in self._states.values()]
-        if self._group is not None and self._retention is not None:
+        if self._group is not None:
             due += [state.names_at for state in self._states.values()]
         if self._retention is not None and self._messages_read is not None:
             due += [now + self._retention.interval_s for state in self._states.values() if state.is_quiet]
@@ -212,15 +212,14 @@ class StreamHousekeeper(ClosedAfterUse):
         now = time.monotonic()
         try:
             state.sampler.sample(self._topology.client(stream))
-            if self._retention is None:
-                if now >= state.next_at:
-                    state.next_at = now + _WATCH_S
-                    self._watch(stream, state)
-                return
-            if self._messages_read is not None:
-                state.observe_reads(self._messages_read(stream))
-            if state.is_due(now):
-                self._trim(stream, state, self._retention)
+            if self._retention is not None:
+                if self._messages_read is not None:
+                    state.observe_reads(self._messages_read(stream))
+                if state.is_due(now):
+                    self._trim(stream, state, self._retention)
+            elif now >= state.next_at:
+                state.next_at = now + _WATCH_S
+                self._watch(stream, state)
             if self._group is not None and now >= state.names_at:
                 state.names_at = now + _NAMES_S * (0.5 + random.random())  # noqa: S311
                 state.leased = self._remove_names(stream, self._group) or state.leased
@@ -291,7 +290,9 @@ class StreamHousekeeper(ClosedAfterUse):
         known = consumer_infos(rows)
         idle = [name for one in known if one.pending == 0 and (name := _name(one.name)) is not None]
         random.shuffle(idle)
-        proof_ms = _UNREGISTERED_IDLE_MS if self._server_counts_attempts(client) else ""
+        # Names that are not registered are of other programs.
+        may_be_foreign = self._retention is not None and self._server_counts_attempts(client)
+        proof_ms = _UNREGISTERED_IDLE_MS if may_be_foreign else ""
         for at in range(0, min(len(idle), _NAMES_PER_CALL * _STEPS_PER_PASS), _NAMES_PER_CALL):
             names = idle[at : at + _NAMES_PER_CALL]
             keys = (stream, registry_key(stream, group), *(liveness_key(stream, group, name) for name in names))

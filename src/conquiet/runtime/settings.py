@@ -40,7 +40,7 @@ class RuntimeSettings:
             with a JSON object.
         priorities: Level of a stream, 0 if not named. While a stream of a higher level is full, all lower
             streams together get a quarter of the read entries, at every concurrency.
-        retention: How long entries stay in the streams after every group has acknowledged them. None removes nothing:
+        retention: How long entries stay in the streams after every group has acknowledged them. None removes none:
             the streams may belong to other programs. A ``Processor`` has its own setting and refuses this one.
         log_tracebacks: Log whole tracebacks of handlers. They end in exception texts, which may quote messages.
         report_activity: Write the process and its counts to Redis with each renewal of the liveness key, for the

@@ -401,17 +401,32 @@ def test_only_dead_names_without_entries_are_removed(raw: Redis, four: str) -> N
     assert names(raw, four) == {"live", "busy", "other"}
 
 
+@pytest.mark.parametrize("retention", [QUICK, None], ids=["retention", "no retention"])
 def test_a_dead_name_goes_after_its_entries_were_claimed(
-    raw: Redis, four: str, monkeypatch: pytest.MonkeyPatch
+    raw: Redis, four: str, monkeypatch: pytest.MonkeyPatch, retention: Retention | None
 ) -> None:
     monkeypatch.setattr(housekeeping, "_NAMES_S", 0.02)
-    with StreamHousekeeper(raw, [four], group="fast", retention=QUICK):
+    with StreamHousekeeper(raw, [four], group="fast", retention=retention):
         wait_until(lambda: names(raw, four) == {"live", "busy", "other"})
         raw.xautoclaim(four, "fast", "live", 0, justid=True)
 
         wait_until(lambda: names(raw, four) == {"live", "other"})
 
     assert raw.xpending(four, "fast")["consumers"] == [{"name": "live", "pending": 1}]
+
+
+@pytest.mark.parametrize("retention", [QUICK, None], ids=["retention", "no retention"])
+def test_only_with_a_retention_a_name_of_another_program_is_removed(
+    raw: Redis, four: str, monkeypatch: pytest.MonkeyPatch, retention: Retention | None
+) -> None:
+    """Without one, the stream may belong to the other program."""
+    monkeypatch.setattr(housekeeping, "_NAMES_S", 0.02)
+    monkeypatch.setattr(housekeeping, "_UNREGISTERED_IDLE_MS", 0)
+    monkeypatch.setattr(StreamHousekeeper, "_server_counts_attempts", lambda *_: True)
+    with StreamHousekeeper(raw, [four], group="fast", retention=retention):
+        wait_until(lambda: "dead" not in names(raw, four))
+
+    assert ("other" in names(raw, four)) == (retention is None)
 
 
 def test_a_consumer_without_a_key_is_removed_by_proved_idle_time(raw: Redis, four: str) -> None:
