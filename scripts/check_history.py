@@ -119,7 +119,7 @@ def is_lost_by_replication(history: History, line: Line) -> bool:
 
 
 def _loses_until(fault: Line) -> float:
-    """Return until when a fault loses messages. In a planned fail-over (0 s) the old primary accepts them to its end."""
+    """Return until when a fault loses messages: to the end of a planned fail-over (0 s), which a primary survives."""
     end: float = fault["t"] + SLACK_S
     return end if fault["loses_s"] else fault.get("until", end)
 
