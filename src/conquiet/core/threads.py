@@ -66,8 +66,8 @@ def wait_on_loop(
         try:
             return answer.result(_POLL_S)
         except TimeoutError:
-            if answer.done():  # raised by the coroutine
-                raise
+            if answer.done():  # raised by the coroutine, or done since
+                return answer.result()
             if loop.is_closed():
                 raise too_late() from None
 
