@@ -37,7 +37,7 @@ class Emitter:
     """Emits to streams of one server.
 
     Args:
-        client: A client without retries, as returned by ``clone_async``. The caller closes it.
+        client: A client without retries and without ``decode_responses``. The caller closes it.
         stream: Default stream.
         settings: Dedupe window, chunk size, payload limit, and whether job states are kept.
         jobs: Writes job states.

@@ -53,7 +53,7 @@ class KeyOrder:
     """Inspects the order by key of one stream.
 
     Args:
-        client: A client without retries, as returned by ``clone_async``. The caller closes it.
+        client: A client without retries and without ``decode_responses``. The caller closes it.
         stream: The stream.
     """
 

@@ -27,7 +27,7 @@ class PartitionedEmitter(Emitter):
     ``emit_many`` is atomic per partition and chunk, and in order for each key.
 
     Args:
-        client: A client without retries, as returned by ``clone_async``. The caller closes it.
+        client: A client without retries and without ``decode_responses``. The caller closes it.
         stream: Name of the stream.
         settings: Dedupe window, chunk size, payload limit.
         jobs: Writes job states. None if they are not kept.

@@ -44,7 +44,7 @@ class PartitionedStream:
     """Inspects and changes all partitions of a stream.
 
     Args:
-        client: A client without retries, as returned by ``clone_async``. The caller closes it.
+        client: A client without retries and without ``decode_responses``. The caller closes it.
         stream: Name of the stream.
     """
 
