@@ -22,7 +22,7 @@ async def work() -> str:
     return "done"
 
 
-def test_a_call_that_ends_when_a_wait_reaches_its_limit_is_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_ends_as_its_wait_ends_is_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     call = work()
     monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", lambda *_: EndsAtTheLimit())
 
