@@ -203,7 +203,9 @@ class WorkerPool(Generic[T]):
             try:
                 rest = work(item)
                 if rest is not None:
-                    turn = self._plan_turn(loop)
+                    if not (self._wake_planned or self._turn_planned):
+                        self._plan_turn(loop)
+                    turn = self._turn
                     await rest
                     if self._turn != turn:
                         slice_began = monotonic()  # the handler has suspended, so the event loop has had its turn
@@ -256,12 +258,13 @@ class WorkerPool(Generic[T]):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), _DRAIN_S)
 
-    def _plan_turn(self, loop: asyncio.AbstractEventLoop) -> int:
-        """Return the number of the current turn. It changes once a worker that awaits now has suspended."""
-        if not self._turn_planned:
-            self._turn_planned = True
-            loop.call_soon(self._begin_turn)
-        return self._turn
+    def _plan_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Increase the turn in the next iteration of the loop, which begins once the worker has suspended.
+
+        Not needed while a wake is planned, which increases it, too: a callback costs about as much as an item.
+        """
+        self._turn_planned = True
+        loop.call_soon(self._begin_turn)
 
     def _begin_turn(self) -> None:
         self._turn_planned = False
@@ -276,6 +279,7 @@ class WorkerPool(Generic[T]):
 
     def _wake_rest(self) -> None:
         self._wake_planned = False
+        self._turn += 1
         self._on_free()
         if self._waiting:
             # Twice as many each time: a handler that suspended only briefly needs few other workers, and a thousand
