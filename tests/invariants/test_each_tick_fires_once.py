@@ -39,9 +39,9 @@ from tests.invariants.recorder import Recorder
 
 url, stream, group, kills, seed, history = sys.argv[1:]
 record = Recorder(history)
-entries = [ScheduleEntry(f"tenth-{n}", Every(0.1), "beat", stream, grace_s=600) for n in range(4)]
-entries += [ScheduleEntry("jitter", Every(0.5), "beat", stream, grace_s=600, jitter_s=0.3)]
-entries += [ScheduleEntry("cron", Cron("* * * * * *", "Australia/Lord_Howe"), "beat", stream, grace_s=600)]
+entries = [ScheduleEntry(f"tenth-{n}", Every(0.1), "beat", stream, misfire_grace_s=600) for n in range(4)]
+entries += [ScheduleEntry("jitter", Every(0.5), "beat", stream, misfire_grace_s=600, jitter_s=0.3)]
+entries += [ScheduleEntry("cron", Cron("* * * * * *", "Australia/Lord_Howe"), "beat", stream, misfire_grace_s=600)]
 
 async def run():
     await Scheduler(redis.asyncio.Redis.from_url(url), entries, group=group).start()

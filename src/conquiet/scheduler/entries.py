@@ -128,11 +128,11 @@ class ScheduleEntry:
         event: Event that is emitted.
         stream: Stream it is emitted to.
         data: Payload of the event: a JSON object.
-        catch_up: Policy for ticks later than ``grace_s``. ``skip`` drops them, ``one`` fires the newest
+        catch_up: Policy for ticks later than ``misfire_grace_s``. ``skip`` drops them, ``one`` fires the newest
             unless a punctual one fires now anyway, ``all`` fires them up to ``catch_up_limit``, newest kept.
             Dropped ticks are counted as missed.
         catch_up_limit: Most late ticks fired for ``all``.
-        grace_s: A tick that is late by up to this much is punctual and fires under every policy.
+        misfire_grace_s: A tick that is late by up to this much is punctual and fires under every policy.
         jitter_s: Each tick is delayed by up to this much, by the same amount on every host.
     """
 
@@ -143,7 +143,7 @@ class ScheduleEntry:
     data: Mapping[str, Any] = field(default_factory=dict, repr=False)
     catch_up: CatchUp = field(default="one", kw_only=True)
     catch_up_limit: int = field(default=100, kw_only=True)
-    grace_s: float = field(default=5.0, kw_only=True)
+    misfire_grace_s: float = field(default=5.0, kw_only=True)
     jitter_s: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -161,14 +161,14 @@ class ScheduleEntry:
             raise ConfigurationError('catch_up must be "skip", "one" or "all"')
         if require_positive("catch_up_limit", self.catch_up_limit) > FIRE_LIMIT:
             raise ConfigurationError(f"catch_up_limit must be at most {FIRE_LIMIT}, got {self.catch_up_limit}")
-        for setting in ("grace_s", "jitter_s"):
+        for setting in ("misfire_grace_s", "jitter_s"):
             if require_seconds(setting, getattr(self, setting), zero_allowed=True) > _LONGEST_JITTER_S:
                 raise ConfigurationError(f"{setting} must be at most an hour")
 
     @property
-    def grace_ms(self) -> int:
-        """``grace_s`` in milliseconds."""
-        return round(self.grace_s * _MS)
+    def misfire_grace_ms(self) -> int:
+        """``misfire_grace_s`` in milliseconds."""
+        return round(self.misfire_grace_s * _MS)
 
     @property
     def jitter_ms(self) -> int:

@@ -45,7 +45,7 @@ def decode(text: bytes) -> ScheduleEntry:
             stored["data"],
             catch_up=stored["catch_up"],
             catch_up_limit=stored["catch_up_limit"],
-            grace_s=stored["grace_ms"] / _MS,
+            misfire_grace_s=stored["grace_ms"] / _MS,
             jitter_s=stored["jitter_ms"] / _MS,
         )
     except (CodecError, ConfigurationError, KeyError, TypeError, OverflowError, OSError) as error:
@@ -75,7 +75,7 @@ def _as_object(entry: ScheduleEntry) -> dict[str, Any]:
         "when": _when_as_object(entry.when),
         "catch_up": entry.catch_up,
         "catch_up_limit": entry.catch_up_limit,
-        "grace_ms": entry.grace_ms,
+        "grace_ms": entry.misfire_grace_ms,
         "jitter_ms": entry.jitter_ms,
         "data": dict(entry.data),
     }

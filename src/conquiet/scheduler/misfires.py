@@ -3,9 +3,9 @@
         last decided                                                    now
     ────────┼────x─────x─────x─────x─────x──────────┬────────x────────x──┼────x────
                  └───────── late: by policy ────────┘        punctual    │    not yet
-                                             now - grace
+                                             now - misfire_grace_s
 
-A tick is late if its due time is past by more than the entry's grace. Punctual ticks always fire: a schedule of
+A tick is late if its due time is past by more than ``misfire_grace_s``. Punctual ticks always fire: a schedule of
 one second loses no ticks to an interruption of two. Jitter is not lateness: neither the jitter of a tick nor the
 jitter of the ticks before it, which it must wait for.
 """
@@ -42,7 +42,7 @@ def plan_fires(entry: ScheduleEntry, decided: int, now: int) -> FirePlan:
         return FirePlan((), 0, decided, None if upcoming is None else entry.fire_at(upcoming))
 
     # Before this point every tick is late with any jitter: they are counted, not walked one by one.
-    long_past = max(decided, now - entry.grace_ms - entry.jitter_ms - 1)
+    long_past = max(decided, now - entry.misfire_grace_ms - entry.jitter_ms - 1)
     late_count = entry.when.count_between(decided, long_past)
     ready, upcoming = _ready(entry, long_past, now)
     late_ready = _late(entry, ready, decided, now)
@@ -105,7 +105,7 @@ def _late(entry: ScheduleEntry, ready: list[int], decided: int, now: int) -> lis
 
     Ticks after such a tick could not be fired before it, and are as punctual as it is.
     """
-    limit = now - entry.grace_ms
+    limit = now - entry.misfire_grace_ms
     late = list(takewhile(lambda due: entry.fire_at(due) < limit, ready))
     # It may be decided already, if one step could not fire all that waited for it.
     before = _between(entry.when, limit - entry.jitter_ms - 1, decided) if late else iter(())

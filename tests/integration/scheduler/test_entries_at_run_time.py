@@ -157,7 +157,7 @@ async def test_resuming_from_an_old_record_fires_nothing_twice(stage: Stage) -> 
 
 
 async def test_a_long_pause_leaves_nothing_to_catch_up_on(stage: Stage) -> None:
-    host = await stage.started(stage.entry(when=Every(1), catch_up="all", grace_s=3600, jitter_s=2.0))
+    host = await stage.started(stage.entry(when=Every(1), catch_up="all", misfire_grace_s=3600, jitter_s=2.0))
     await host.pause("beat")
     await stage.at(2_000, host)
     await host.resume("beat")

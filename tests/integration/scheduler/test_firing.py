@@ -33,9 +33,9 @@ START = 1_800_000_000_000
 async def test_three_schedulers_fire_each_tick_of_ten_minutes_once(stage: Stage) -> None:
     """They wake at random moments, often together, and share only Redis."""
     entries = [
-        stage.entry("second", Every(1), grace_s=60),
-        stage.entry("five", Cron("*/5 * * * * *", "Europe/Berlin"), grace_s=60),
-        stage.entry("seven", Every(7), jitter_s=3.0, grace_s=60),
+        stage.entry("second", Every(1), misfire_grace_s=60),
+        stage.entry("five", Cron("*/5 * * * * *", "Europe/Berlin"), misfire_grace_s=60),
+        stage.entry("seven", Every(7), jitter_s=3.0, misfire_grace_s=60),
         stage.entry("minute", Cron("* * * * *"), catch_up="all"),
         stage.entry("once", Once(from_ms(START + 123_456))),
     ]
@@ -76,7 +76,7 @@ async def test_a_fired_tick_is_an_ordinary_message_for_every_reader(stage: Stage
 
 async def test_a_plan_made_from_an_old_pointer_is_void_as_a_whole(stage: Stage) -> None:
     """Host A decided at 10 s, host B at 20 s. The second one does nothing, and counts nothing as missed."""
-    entry = stage.entry(catch_up="one", grace_s=0)
+    entry = stage.entry(catch_up="one", misfire_grace_s=0)
     first, second = await stage.started(entry), await stage.started(entry)
     await stage.at(0, first, second)
     stage.now = START + 25_000
@@ -155,7 +155,7 @@ async def test_the_scripts_come_back_after_the_server_forgot_them(stage: Stage) 
 
 async def test_a_refusing_stream_moves_no_pointer(stage: Stage) -> None:
     """The tick is not lost: it fires when the stream can be written again."""
-    host = await stage.started(stage.entry(grace_s=60))
+    host = await stage.started(stage.entry(misfire_grace_s=60))
     await stage.redis.set(stage.stream, "not a stream")
 
     stage.now = START + 10_000

@@ -151,7 +151,7 @@ async def test_a_restart_of_redis_loses_no_tick_and_repeats_none(
 ) -> None:
     server = private_redis(aof=True)
     client = redis.asyncio.Redis.from_url(server.url)  # the test's own; it knows nothing of the outage
-    hosts = [stage.real(stage.entry(when=Every(0.2), grace_s=60), url=server.url) for _ in range(2)]
+    hosts = [stage.real(stage.entry(when=Every(0.2), misfire_grace_s=60), url=server.url) for _ in range(2)]
     for host in hosts:
         stage.run(host)
     await wait_until_async(lambda: _at_least(client.xlen, stage.stream, 3))

@@ -31,8 +31,8 @@ NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
         ({"catch_up_limit": 0}, "catch_up_limit"),
         ({"catch_up_limit": 501}, "catch_up_limit must be at most 500"),
         ({"catch_up_limit": True}, "catch_up_limit"),
-        ({"grace_s": -1}, "grace_s"),
-        ({"grace_s": 3601}, "grace_s must be at most an hour"),
+        ({"misfire_grace_s": -1}, "misfire_grace_s"),
+        ({"misfire_grace_s": 3601}, "misfire_grace_s must be at most an hour"),
         ({"jitter_s": float("inf")}, "jitter_s"),
     ],
 )

@@ -130,13 +130,13 @@ def test_ticks_of_an_outage_are_late_also_with_jitter() -> None:
 
 
 def test_a_tick_that_has_only_just_become_late_is_not_lost() -> None:
-    planned = plan_fires(an_entry(Every(10), catch_up="all", grace_s=0.0), 0, 30_001)
+    planned = plan_fires(an_entry(Every(10), catch_up="all", misfire_grace_s=0.0), 0, 30_001)
 
     assert planned == FirePlan((10_000, 20_000, 30_000), 0, 30_000, 40_000)
 
 
 def test_punctual_ticks_above_the_limit_are_left_for_the_next_step() -> None:
-    entry = an_entry(Every(1), grace_s=3600)
+    entry = an_entry(Every(1), misfire_grace_s=3600)
 
     first = plan_fires(entry, 0, 700_000)
     second = plan_fires(entry, first.decided, 700_000)
@@ -167,15 +167,17 @@ def test_the_newest_ticks_are_found_however_far_apart_they_are() -> None:
     when=st.sampled_from([Every(1), Every(7), Every(60), Once(from_ms(100_000)), Cron("*/5 * * * * *")]),
     policy=st.sampled_from(["skip", "one", "all"]),
     limit=st.integers(1, 20),
-    grace_s=st.integers(0, 30),
+    misfire_grace_s=st.integers(0, 30),
     jitter_s=st.integers(0, 10),
     decided=st.integers(0, 200_000),
     absence=st.integers(0, 300_000),
 )
 def test_it_agrees_with_a_plain_walk_over_every_tick(
-    when: When, policy: CatchUp, limit: int, grace_s: int, jitter_s: int, decided: int, absence: int
+    when: When, policy: CatchUp, limit: int, misfire_grace_s: int, jitter_s: int, decided: int, absence: int
 ) -> None:
-    entry = an_entry(when, catch_up=policy, catch_up_limit=limit, grace_s=float(grace_s), jitter_s=float(jitter_s))
+    entry = an_entry(
+        when, catch_up=policy, catch_up_limit=limit, misfire_grace_s=float(misfire_grace_s), jitter_s=float(jitter_s)
+    )
     now = decided + absence
     ready = []
     tick = when.next_after(decided)
@@ -183,7 +185,7 @@ def test_it_agrees_with_a_plain_walk_over_every_tick(
         ready.append(tick)
         tick = when.next_after(tick)
     # A tick that was delayed until now also delays the ticks behind it, and the step before may have decided it.
-    punctual_from, before = now - grace_s * 1_000, decided - 11_000
+    punctual_from, before = now - misfire_grace_s * 1_000, decided - 11_000
     held_back = False
     while (before_tick := when.next_after(before)) is not None and before_tick <= decided:
         before = before_tick
@@ -205,9 +207,11 @@ def test_it_agrees_with_a_plain_walk_over_every_tick(
 
 
 @settings(deadline=None)
-@given(steps=st.lists(st.integers(1, 20_000), min_size=1, max_size=40), grace_s=st.integers(0, 10))
-def test_however_the_rounds_fall_every_tick_is_fired_or_missed_exactly_once(steps: list[int], grace_s: int) -> None:
-    entry = an_entry(Every(2), catch_up="one", grace_s=float(grace_s), jitter_s=3.0)
+@given(steps=st.lists(st.integers(1, 20_000), min_size=1, max_size=40), misfire_grace_s=st.integers(0, 10))
+def test_however_the_rounds_fall_every_tick_is_fired_or_missed_exactly_once(
+    steps: list[int], misfire_grace_s: int
+) -> None:
+    entry = an_entry(Every(2), catch_up="one", misfire_grace_s=float(misfire_grace_s), jitter_s=3.0)
     now = decided = fired = missed = 0
     seen: list[int] = []
     for step in steps:
