@@ -39,7 +39,7 @@ _PACKAGES = {
     "runtime": "Runtime: the asynchronous engine",
     "processor": "Processor",
     "inbox": "Inbox",
-    "fence": "Lease check before COMMIT",
+    "lease": "Lease check before COMMIT",
     "outbox": "Outbox and relay",
     "purge": "Purging of old rows",
     "server": "Outages of servers",

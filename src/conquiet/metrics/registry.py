@@ -89,8 +89,8 @@ QUEUE_ENTRIES_TRIMMED_TOTAL = _counter(
     "Entries that every group had acknowledged, removed by this process",
     "stream",
 )
-QUEUE_CONSUMERS_RETIRED_TOTAL = _counter(
-    "conquiet_queue_consumers_retired_total", "Consumers of ended processes removed by this process", "stream"
+QUEUE_CONSUMERS_REMOVED_TOTAL = _counter(
+    "conquiet_queue_consumers_removed_total", "Consumers of ended processes removed by this process", "stream"
 )
 QUEUE_HOUSEKEEPING_ERRORS_TOTAL = _counter(
     "conquiet_queue_housekeeping_errors_total", "Passes of the housekeeping that failed", "stream"
@@ -120,17 +120,19 @@ PROCESSOR_OUTCOMES_TOTAL = _counter(
 PROCESSOR_TIMEOUTS_TOTAL = _counter(
     "conquiet_processor_timeouts_total", "Handlers that exceeded their timeout", "stream", "event", "kind"
 )
-PROCESSOR_NOT_OURS_TOTAL = _counter(
-    "conquiet_processor_not_ours_total", "Outcomes dropped because another consumer owned the message", "stream"
+PROCESSOR_OWNERSHIP_LOST_TOTAL = _counter(
+    "conquiet_processor_ownership_lost_total",
+    "Outcomes without effect, because another consumer owned the message",
+    "stream",
 )
 PROCESSOR_SETTLE_REPEATS_TOTAL = _counter(
     "conquiet_processor_settle_repeats_total", "Retries and dead letters sent again after a lost reply", "stream"
 )
-PROCESSOR_MOVED_TOTAL = _counter(
-    "conquiet_processor_moved_total", "Due messages that this process moved to their stream", "stream"
+PROCESSOR_PROMOTED_TOTAL = _counter(
+    "conquiet_processor_promoted_total", "Due messages that this process moved to their stream", "stream"
 )
-PROCESSOR_MOVER_ERRORS_TOTAL = _counter(
-    "conquiet_processor_mover_errors_total", "Failed polls for due messages", "stream"
+PROCESSOR_PROMOTION_ERRORS_TOTAL = _counter(
+    "conquiet_processor_promotion_errors_total", "Failed polls for due messages", "stream"
 )
 PROCESSOR_DELAYED = _gauge("conquiet_processor_delayed", "Delayed messages", "stream")
 PROCESSOR_DEAD_LETTERS = _gauge("conquiet_processor_dead_letters", "Dead letters kept", "stream")
@@ -183,8 +185,8 @@ OUTBOX_PURGED_TOTAL = _counter(
     "conquiet_outbox_purged_total", "Parked outbox rows deleted because of their age", "table"
 )
 PURGE_ERRORS_TOTAL = _counter("conquiet_purge_errors_total", "Passes of a purger that failed")
-FENCE_LEASE_LOST_TOTAL = _counter(
-    "conquiet_fence_lease_lost_total", "Transactions rolled back because the lease was lost", "source"
+LEASE_CHECK_ROLLBACKS_TOTAL = _counter(
+    "conquiet_lease_check_rollbacks_total", "Transactions rolled back because the lease was lost", "source"
 )
 OUTBOX_PUBLISHED_TOTAL = _counter("conquiet_outbox_published_total", "Outbox rows published and removed", "target")
 OUTBOX_REFUSED_TOTAL = _counter(

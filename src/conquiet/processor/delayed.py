@@ -26,8 +26,8 @@ from conquiet.metrics.registry import (
     PROCESSOR_DEAD_LETTER_AGE_SECONDS,
     PROCESSOR_DEAD_LETTERS,
     PROCESSOR_DELAYED,
-    PROCESSOR_MOVED_TOTAL,
-    PROCESSOR_MOVER_ERRORS_TOTAL,
+    PROCESSOR_PROMOTED_TOTAL,
+    PROCESSOR_PROMOTION_ERRORS_TOTAL,
 )
 from conquiet.metrics.safety import count, set_gauge
 from conquiet.processor.keys import Keys
@@ -221,7 +221,7 @@ class DelayedPromoter:
             try:
                 sleep_s = await self._poll(keys)
             except Exception as error:  # noqa: BLE001 - the task must survive, or messages would be late unnoticed
-                count(PROCESSOR_MOVER_ERRORS_TOTAL, keys.stream)
+                count(PROCESSOR_PROMOTION_ERRORS_TOTAL, keys.stream)
                 if isinstance(error, QueueError):
                     outage.failed(error, address=self._address)
                 else:
@@ -270,7 +270,7 @@ class DelayedPromoter:
 
 
 def _observe(stream: str, found: Poll) -> None:
-    count(PROCESSOR_MOVED_TOTAL, stream, n=found.moved)
+    count(PROCESSOR_PROMOTED_TOTAL, stream, n=found.moved)
     set_gauge(PROCESSOR_DELAYED, stream, value=found.waiting)
     set_gauge(PROCESSOR_DEAD_LETTERS, stream, value=found.dead)
     age_ms = 0 if found.oldest_dead_ms is None else max(0, found.now_ms - found.oldest_dead_ms)

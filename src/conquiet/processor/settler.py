@@ -24,7 +24,7 @@ from conquiet.core.micro_batcher import MicroBatcher
 from conquiet.core.settlement import DeadLetter, Defer, RetryLater
 from conquiet.metrics.registry import (
     PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL,
-    PROCESSOR_NOT_OURS_TOTAL,
+    PROCESSOR_OWNERSHIP_LOST_TOTAL,
     PROCESSOR_SETTLE_REPEATS_TOTAL,
 )
 from conquiet.metrics.safety import count
@@ -275,7 +275,7 @@ class ProcessorSettler:
         self._due.add(item)
         answer = await item.done
         if answer == 0:
-            count(PROCESSOR_NOT_OURS_TOTAL, keys.stream)
+            count(PROCESSOR_OWNERSHIP_LOST_TOTAL, keys.stream)
         return _STEPS[answer]
 
     async def _flush(self, batch: list[_Item]) -> None:

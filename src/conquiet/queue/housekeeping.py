@@ -41,7 +41,7 @@ from conquiet.core.threads import call_in_daemon_thread
 from conquiet.core.validation import require_text
 from conquiet.errors import ConfigurationError, LifecycleError, QueueError
 from conquiet.metrics.registry import (
-    QUEUE_CONSUMERS_RETIRED_TOTAL,
+    QUEUE_CONSUMERS_REMOVED_TOTAL,
     QUEUE_ENTRIES_TRIMMED_TOTAL,
     QUEUE_HOUSEKEEPING_ERRORS_TOTAL,
 )
@@ -299,7 +299,7 @@ class StreamHousekeeper(ClosedAfterUse):
             removed = self._call(_REMOVE_NAMES, stream, keys, (group, proof_ms, *names))
             if removed:
                 command_sync(client, "HDEL", workers_key(stream, group), *removed, stream=stream, group=group)
-                count(QUEUE_CONSUMERS_RETIRED_TOTAL, stream, n=len(removed))
+                count(QUEUE_CONSUMERS_REMOVED_TOTAL, stream, n=len(removed))
                 logger.info(
                     "names of dead consumers removed",
                     stream=printable(stream),

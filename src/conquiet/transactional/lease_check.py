@@ -15,7 +15,7 @@ from conquiet.core.functions import reject_awaitable, require_plain_function
 from conquiet.core.log import FactLogger
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError, LeaseLostError
-from conquiet.metrics.registry import FENCE_LEASE_LOST_TOTAL
+from conquiet.metrics.registry import LEASE_CHECK_ROLLBACKS_TOTAL
 from conquiet.metrics.safety import count
 
 logger = FactLogger(__name__)
@@ -68,7 +68,7 @@ class LeaseCheck:
         if is_ours:
             return
         source, message_id = str(getattr(msg, "stream", "")), str(getattr(msg, "id", ""))
-        count(FENCE_LEASE_LOST_TOTAL, source)
+        count(LEASE_CHECK_ROLLBACKS_TOTAL, source)
         tracing.note("lease.lost", value=True)
         logger.warning(
             "lease of message %(message_id)s lost before COMMIT: rolled back, its new owner runs it",

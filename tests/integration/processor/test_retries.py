@@ -152,7 +152,7 @@ async def test_an_entry_that_is_in_other_hands_is_neither_scheduled_nor_acknowle
 
     assert await place.pending() == 1
     assert await place.waiting() == await place.dead() == 0
-    assert REGISTRY.get_sample_value("conquiet_processor_not_ours_total", {"stream": keys.stream}) == 2
+    assert REGISTRY.get_sample_value("conquiet_processor_ownership_lost_total", {"stream": keys.stream}) == 2
     quick = a_settler(own, "quick", ProcessorSettings())
     assert await quick.reschedule(keys, entry, "+1000", payload) is Step.MOVED
     assert (await place.pending(), await place.waiting()) == (0, 1)

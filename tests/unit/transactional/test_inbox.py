@@ -166,4 +166,4 @@ def test_inbox_and_lease_check_count_their_results(engine: Engine) -> None:
         for outcome in ("first", "duplicate", "conflict")
     }
     assert counted == {"first": 2, "duplicate": 2, "conflict": 1}
-    assert sample("conquiet_fence_lease_lost_total", source=source) == 1
+    assert sample("conquiet_lease_check_rollbacks_total", source=source) == 1
