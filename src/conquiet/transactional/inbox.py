@@ -23,7 +23,7 @@ from conquiet.core.validation import require_table
 from conquiet.errors import ConfigurationError, LifecycleError
 from conquiet.transactional.inbox_keys import InboxKey, KeyFunction, require_key
 from conquiet.transactional.inbox_rows import InboxRows
-from conquiet.transactional.purging import delete_old_rows
+from conquiet.transactional.purging import PURGE_BATCH, delete_old_rows
 from conquiet.transactional.schema import INBOX_TABLE
 from conquiet.transactional.sql_dialect import dialect_named
 from conquiet.transactional.unit_of_work import SyncSession, UnitOfWork, run_in, unit_of
@@ -125,7 +125,9 @@ class Inbox:
         """Do what ``contains`` does, in an asynchronous session."""
         return await run_in(session, lambda unit: self.rows.contains(unit, msg))
 
-    def purge(self, engine: Engine, *, older_than_s: float, batch: int = 1_000, max_batches: int | None = None) -> int:
+    def purge(
+        self, engine: Engine, *, older_than_s: float, batch: int = PURGE_BATCH, max_batches: int | None = None
+    ) -> int:
         """Delete rows older than ``older_than_s`` and return how many. Safe during inserts; many short transactions.
 
         A row may be deleted once its message cannot be delivered again: see docs/exactly-once.md.

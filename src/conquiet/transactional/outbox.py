@@ -27,7 +27,7 @@ from conquiet.errors import ConfigurationError, DbWriteError
 from conquiet.transactional.batch_sql import bind_messages, outbox_insert_many
 from conquiet.transactional.inbox_keys import MAX_PART_BYTES
 from conquiet.transactional.payload import MAX_PAYLOAD_BYTES, encode
-from conquiet.transactional.purging import delete_old_rows
+from conquiet.transactional.purging import PURGE_BATCH, delete_old_rows
 from conquiet.transactional.schema import OUTBOX_TABLE, if_missing
 from conquiet.transactional.sql_dialect import dialect_named
 from conquiet.transactional.statements import OutboxStatements, outbox_statements
@@ -37,7 +37,6 @@ from conquiet.transactional.unserved_targets import overdue_targets
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
-_LISTED: Final = 1_000
 _MAX_ROWS: Final = 1_000
 _MAX_BYTES: Final = 1_000_000
 """Payload bytes of one statement; in hexadecimal twice as many, below MySQL's smallest ``max_allowed_packet``."""
@@ -251,7 +250,7 @@ class Outbox:
         with DbSession(engine) as session:
             return overdue_targets(session, self.table, dialect_named(engine.dialect.name))
 
-    def parked(self, engine: Engine, *, limit: int = _LISTED, after: int = 0) -> list[ParkedMessage]:
+    def parked(self, engine: Engine, *, limit: int = 100, after: int = 0) -> list[ParkedMessage]:
         """Return parked rows, the oldest first; ``after`` is the ``seq`` of the last row of the page before."""
         binds = {"limit": require_positive("limit", limit), "after": after}
         with self._session(engine) as (session, statements):
@@ -273,7 +272,9 @@ class Outbox:
         with self._session(engine) as (session, statements):
             return session.execute(statements.unpark, {"seq": seq}) > 0
 
-    def purge(self, engine: Engine, *, older_than_s: float, batch: int = 1_000, max_batches: int | None = None) -> int:
+    def purge(
+        self, engine: Engine, *, older_than_s: float, batch: int = PURGE_BATCH, max_batches: int | None = None
+    ) -> int:
         """Delete *parked* rows older than ``older_than_s`` and return how many. The relay deletes published rows.
 
         Args:

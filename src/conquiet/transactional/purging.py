@@ -54,6 +54,8 @@ INBOX_RETENTION_S: Final = 30 * DAY_S
 
 _LOCKING: Final = OperationInfo("taking or keeping the lock of a purge")
 _LOCK_IDLE_S: Final = 120
+PURGE_BATCH: Final = 500
+"""Rows deleted by one transaction, unless set."""
 LONGEST_PAUSE_S: Final = 60.0
 """A pause is never longer: the server closes the connection of the purger's lock after two idle minutes."""
 _IDLE_SESSIONS_SINCE: Final = (14,)
@@ -82,7 +84,7 @@ class DatabaseRetention:
     inbox_s: float | None = INBOX_RETENTION_S
     parked_s: float | None = None
     interval_s: float = 60.0
-    batch: int = 500
+    batch: int = PURGE_BATCH
     share: float = 0.005
     max_share: float = 0.25
 

@@ -147,7 +147,7 @@ def purge(
         float, number_option("Age in seconds. No message may be delivered again after this time.", least=1)
     ],
     inbox: InboxTable = INBOX,
-    batch: Annotated[int, typer.Option(min=1, max=100_000, help="Rows per transaction.")] = 1_000,
+    batch: Annotated[int, typer.Option(min=1, max=100_000, help="Rows per transaction.")] = 500,
     db_url: DbUrl = "",
     as_json: AsJson = False,
 ) -> None:

@@ -54,7 +54,7 @@ def doctor(
         int, typer.Option(min=0, help="Concurrent handlers (or batches) of a process, with --pool; 0: unknown.")
     ] = 0,
     max_lag: Annotated[int, typer.Option(min=1, help="Most undelivered entries of a group.")] = 10_000,
-    max_deliveries: Annotated[int, typer.Option(min=1, help="Most deliveries of an entry.")] = 10,
+    max_deliveries: Annotated[int, typer.Option(min=1, help="Most deliveries of an entry.")] = 20,
     inbox_retention_s: Annotated[
         float, number_option("Retention of inbox rows in your workers, in seconds.", least=1)
     ] = 2_592_000,

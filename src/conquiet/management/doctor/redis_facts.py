@@ -31,7 +31,8 @@ class RedisLimits:
         max_lag: Undelivered entries of one group.
         max_age_s: Age of the oldest entry that a group has not acknowledged.
         max_done: Entries that every group has acknowledged and that were not trimmed.
-        max_deliveries: Deliveries after which an entry should have been dead-lettered.
+        max_deliveries: Deliveries after which an entry should have been dead-lettered: the default of
+            ``RuntimeSettings``.
         alive_s: A consumer is live if its idle time is shorter than this.
         max_clock_offset_s: Largest difference of two clocks.
         max_idle_s: An entry that a live consumer holds idle for longer is stranded. Ten times ``claim_idle_ms``.
@@ -40,7 +41,7 @@ class RedisLimits:
     max_lag: int = 10_000
     max_age_s: float = 600.0
     max_done: int = 100_000
-    max_deliveries: int = 10
+    max_deliveries: int = 20
     alive_s: float = ALIVE_S
     max_clock_offset_s: float = 1.0
     max_idle_s: float = 600.0
