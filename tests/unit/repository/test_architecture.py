@@ -21,12 +21,6 @@ def packages() -> set[str]:
     return modules | {f"{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")}
 
 
-def module_exists(dotted: str) -> bool:
-    """Return whether ``conquiet.a.b`` is a package or a module."""
-    path = PACKAGE.parent / dotted.replace(".", "/")
-    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
-
-
 def test_the_table_of_packages_is_complete() -> None:
     table = ARCHITECTURE.partition("## Packages")[2].partition("\n## ")[0]
 
@@ -53,13 +47,23 @@ def test_every_module_that_the_architecture_names_exists(path: str) -> None:
     assert (PACKAGE / path).is_file()
 
 
+def link_back(number: str) -> set[str]:
+    """Return the modules that refer to a decision."""
+    named = re.compile(rf"docs/decisions/(?:\d{{4}}(?:,\s+| and\s+))*{number}\b")
+    return {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+        for path in PACKAGE.rglob("*.py")
+        if named.search(path.read_text(encoding="utf-8"))
+    }
+
+
 @pytest.mark.parametrize("note", DECISIONS, ids=lambda path: path.stem[:4])
-def test_a_decision_explains_modules_that_exist(note: Path) -> None:
-    (line,) = re.findall(r"^Explains: (.+)$", note.read_text(encoding="utf-8"), re.MULTILINE)
-    modules = set(re.findall(r"`(conquiet[\w.]*)`", line))
+def test_a_decision_and_the_modules_it_explains_link_to_each_other(note: Path) -> None:
+    (lines,) = re.findall(r"^Explains: (.+?)\n\n", note.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    modules = set(re.findall(r"`(conquiet[\w.]*)`", lines))
 
     assert modules
-    assert [module for module in modules if not module_exists(module)] == []
+    assert modules == link_back(note.stem[:4])
 
 
 NAMES_OF_OTHERS = {

@@ -1,4 +1,7 @@
-"""Lock strategies for UPDATE. Each locks on the connection that writes."""
+"""Lock strategies for UPDATE. Each locks on the connection that writes.
+
+See docs/decisions/0001.
+"""
 
 from typing import Final, assert_never
 
