@@ -1,7 +1,7 @@
 """Access dead letters of a Redis stream and of a RabbitMQ queue through one interface."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
@@ -236,7 +236,7 @@ class QueueSource:
 
     def causes(self) -> list[Row]:
         """Return causes with their counts."""
-        return list(self.run(lambda dead_letters: dead_letters.causes()))
+        return [asdict(one) for one in self.run(lambda dead_letters: dead_letters.causes())]
 
     def no_match(self) -> CommandError:
         """Return an error without peeking, which may count as a delivery."""

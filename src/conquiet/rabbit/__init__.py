@@ -17,7 +17,7 @@ from conquiet.rabbit.batch_results import current_deliveries  # noqa: E402
 from conquiet.rabbit.connection_events import ConnectionEvent, EventKind  # noqa: E402
 from conquiet.rabbit.consumer import RabbitConsumer  # noqa: E402
 from conquiet.rabbit.counters import Counters  # noqa: E402
-from conquiet.rabbit.dead_delivery import DeadDelivery, DeliveryFilter  # noqa: E402
+from conquiet.rabbit.dead_delivery import DeadDelivery, DeliveryCause, DeliveryFilter  # noqa: E402
 from conquiet.rabbit.dead_letters import RabbitDeadLetters  # noqa: E402
 from conquiet.rabbit.delivery import Delivery, current_delivery  # noqa: E402
 from conquiet.rabbit.message_schemas import SchemaRegistry  # noqa: E402
@@ -36,6 +36,7 @@ __all__ = [
     "DeadDelivery",
     "DeadLetterNow",
     "Delivery",
+    "DeliveryCause",
     "DeliveryFilter",
     "EventKind",
     "EventMessage",

@@ -52,6 +52,15 @@ class DeadDelivery:
 
 
 @dataclass(frozen=True, slots=True)
+class DeliveryCause:
+    """Messages of a dead-letter queue with the same source and reason."""
+
+    source: str
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeliveryFilter:
     """Selects messages of a dead-letter queue. A field that is None accepts every value.
 

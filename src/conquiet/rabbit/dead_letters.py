@@ -28,6 +28,7 @@ from conquiet.rabbit.connection import Fetched
 from conquiet.rabbit.dead_delivery import (
     EVERYTHING,
     DeadDelivery,
+    DeliveryCause,
     DeliveryFilter,
     describe,
     original_key,
@@ -120,12 +121,10 @@ class RabbitDeadLetters:
         await self._walk(visit, enough=lambda: bool(by_id))  # one walk for both: each walk may count a delivery
         return next(iter(by_id + by_position), None)
 
-    async def causes(self) -> Sequence[dict[str, Any]]:
-        """Return sources and reasons with their counts, most frequent first."""
+    async def causes(self) -> Sequence[DeliveryCause]:
+        """Return the causes, most frequent first. Takes all messages and releases them."""
         counts = Counter((one.source, one.reason) for one in await self.list())
-        return [
-            {"source": source, "reason": reason, "count": count} for (source, reason), count in counts.most_common()
-        ]
+        return [DeliveryCause(source, reason, count) for (source, reason), count in counts.most_common()]
 
     async def discard(self, where: DeliveryFilter, *, dry_run: bool = False, limit: int | None = None) -> int:
         """Delete the first ``limit`` selected messages, only among the messages at the start. Return their number.

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.rabbit.conftest import MakeAction, Rabbit, Recorder
 
 from conquiet.errors import FatalSyncerError, RabbitError
-from conquiet.rabbit import RabbitConsumer, RabbitDeadLetters
+from conquiet.rabbit import DeliveryCause, RabbitConsumer, RabbitDeadLetters
 from conquiet.rabbit.dead_delivery import EVERYTHING
 from conquiet.rabbit.settings import seed_defaults
 from conquiet.testing import wait_until_async
@@ -83,6 +83,7 @@ async def test_a_moved_message_is_listed_replayed_and_handled(
     dead_letters = RabbitDeadLetters(rabbit.url, "orders.dead", management_url=rabbitmq_server.management_url)
 
     [listed] = await dead_letters.list()
+    causes = await dead_letters.causes()
     replayed = await dead_letters.replay(EVERYTHING)
     syncer = recorder()
     async with RabbitConsumer(rabbit.url, queue, syncer) as consumer:
@@ -90,6 +91,7 @@ async def test_a_moved_message_is_listed_replayed_and_handled(
 
     assert (listed.source, listed.reason, listed.count) == ("orders", "refused", 1)
     assert listed.deaths[0]["queue"] == "orders"
+    assert causes == [DeliveryCause("orders", "refused", 1)]
     assert (replayed.replayed, replayed.unreplayable) == (1, 0)
     assert syncer.seen == [{"order": 1}]
     assert rabbit.depth("orders.dead") == 0
