@@ -341,7 +341,7 @@ class TestApp:
         envelope.first_failed_ms = envelope.first_failed_ms or self.clock.now_ms
         if isinstance(decided, RetryLater):
             envelope.attempt += 1
-            if not decided.steps_aside:
+            if not decided.yields_turn:
                 self._broker.keep_turn(stream, envelope)
             self._broker.put(self.clock.now_ms + decided.delay_ms, stream, envelope)
             return

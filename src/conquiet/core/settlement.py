@@ -37,12 +37,12 @@ class RetryLater(msgspec.Struct, frozen=True):
     Attributes:
         delay_ms: Delay from now, on the server's clock.
         failure: Error of the failed attempt.
-        steps_aside: Release the key for its next message. False holds the key until the last attempt has ended.
+        yields_turn: The next message of the key runs first. False holds the key until the last attempt has ended.
     """
 
     delay_ms: int
     failure: BaseException | None = None
-    steps_aside: bool = False
+    yields_turn: bool = False
     max_attempts: int | None = None  # for the log
 
 

@@ -84,7 +84,7 @@ class RetryPolicy:
         backoff: Delay before the next attempt. ``factor=1`` keeps it fixed.
         retry_for: Exceptions that are retried.
         no_retry_for: Exceptions that are not retried. Takes precedence over ``retry_for``.
-        steps_aside: Whether a failed message releases its key until its next attempt. False, the default, holds the
+        yields_turn: Whether a failed message yields its turn until its next attempt. False, the default, holds the
             key: later messages of the key wait, and order holds through retries. True starts them first, and the
             message is appended to the queue of its key when it is due.
     """
@@ -93,12 +93,12 @@ class RetryPolicy:
     backoff: Backoff = field(default_factory=lambda: Backoff(base_s=1.0, factor=2.0, cap_s=3_600.0, jitter=0.5))
     retry_for: tuple[type[BaseException], ...] = (Exception,)
     no_retry_for: tuple[type[BaseException], ...] = ()
-    steps_aside: bool = False
+    yields_turn: bool = False
 
     def __post_init__(self) -> None:
         require_positive("max_attempts", self.max_attempts)
-        if not isinstance(self.steps_aside, bool):
-            raise ConfigurationError("steps_aside must be True or False")
+        if not isinstance(self.yields_turn, bool):
+            raise ConfigurationError("yields_turn must be True or False")
         if not isinstance(self.backoff, Backoff):
             raise ConfigurationError("backoff must be a Backoff")
         for name in ("retry_for", "no_retry_for"):
@@ -151,7 +151,7 @@ def decide(
     else:
         delay_s = policy.backoff.delay_s(attempt, rand=rand)
     delay_ms = math.ceil(min(delay_s * 1000, LONGEST_MS))
-    return settlement.RetryLater(delay_ms, error, steps_aside=policy.steps_aside, max_attempts=max_attempts)
+    return settlement.RetryLater(delay_ms, error, yields_turn=policy.yields_turn, max_attempts=max_attempts)
 
 
 def allowed_attempts(own: int | None, policy: RetryPolicy, limit: int | None = None) -> int:

@@ -184,7 +184,7 @@ class ProcessorSettler:
         payload = next_attempt(
             split_raw(message.raw), envelope, group=self._group, entry_id=message.id, failed_ms=now_ms
         )
-        turn = turn_of(envelope) if settlement.steps_aside else NO_TURN
+        turn = turn_of(envelope) if settlement.yields_turn else NO_TURN
         if turn is not NO_TURN:
             del payload["ticket"]
         step = await self.reschedule(keys, message.id, f"+{settlement.delay_ms}", encode_raw(payload), turn)

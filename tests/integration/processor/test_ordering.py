@@ -151,13 +151,13 @@ async def test_a_failing_message_keeps_its_key_until_its_last_attempt(
     assert await is_clean(client, keys)
 
 
-async def test_a_message_that_steps_aside_lets_its_key_go_on(
+async def test_a_message_that_yields_turn_lets_its_key_go_on(
     make_processor: MakeProcessor, client: RawAsyncRedis, keys: Keys
 ) -> None:
     seen = Seen()
     host = make_processor()
 
-    @host.handler("pay", retry=RetryPolicy(max_attempts=2, backoff=QUICK.backoff, steps_aside=True))
+    @host.handler("pay", retry=RetryPolicy(max_attempts=2, backoff=QUICK.backoff, yields_turn=True))
     async def pay(ctx: JobContext) -> None:
         async with seen.run(ctx):
             if ctx.data["n"] == 1 and ctx.attempt == 1:

@@ -95,11 +95,11 @@ async def test_threads_wait_for_results_of_partitions(
 
 
 async def test_a_result_is_found_though_a_growth_moved_the_job(client: RawAsyncRedis, stream: str) -> None:
-    """The retry of a message that steps aside follows its key to the new partition."""
+    """The retry of a message that yields its turn follows its key to the new partition."""
     key = next(f"k{n}" for n in range(1_000) if partition_of(f"k{n}", 2) != partition_of(f"k{n}", 8))
     streams: list[str] = []
     grown = asyncio.Event()
-    policy = RetryPolicy(max_attempts=50, backoff=RetryPolicy.fixed(0.2, max_attempts=2).backoff, steps_aside=True)
+    policy = RetryPolicy(max_attempts=50, backoff=RetryPolicy.fixed(0.2, max_attempts=2).backoff, yields_turn=True)
     processor = PartitionedProcessor(client, stream, partitions=2, settings=ProcessorSettings(refresh_s=0.1))
 
     @processor.handler("add", retry=policy)
