@@ -166,7 +166,7 @@ class SignatureReader:
         session = None if session_parameter is None else session_kind(session_parameter.annotation)
         is_async = is_coroutine_function(function)
         if session_parameter is not None and session is not None and session.is_async != is_async:
-            raise ConfigurationError(_wrong_colour(what, session_parameter.name, session, is_async=is_async))
+            raise ConfigurationError(_wrong_session(what, session_parameter.name, session, is_async=is_async))
         return Signature(
             parameters=parameters,
             is_async=is_async,
@@ -236,7 +236,7 @@ class SignatureReader:
         return self.special.get(kind) is Source.CONTEXT or is_model(kind)
 
 
-def _wrong_colour(what: str, name: str, session: SessionKind, *, is_async: bool) -> str:
+def _wrong_session(what: str, name: str, session: SessionKind, *, is_async: bool) -> str:
     if is_async:
         return (
             f"parameter {name!r} of the {what} is a {session.value}, which blocks the event loop in an async def: "

@@ -138,7 +138,7 @@ class Registry:
     def _read(self, function: Callable[..., Any], what: str, *, once: bool, lists: bool = False) -> Signature:
         reader = SignatureReader(provided=self.resources.__contains__, special=_special(), what=what, lists=lists)
         signature = reader.read(function)
-        _require_colour(signature, what)
+        _require_same_kind(signature, what)
         if signature.session is not None:
             self._require_session(signature.session, signature.session_name, what)
         elif not once:
@@ -157,7 +157,7 @@ def _special() -> dict[Any, Source]:
     return special | {JobContext: Source.CONTEXT, SyncJobContext: Source.CONTEXT}
 
 
-def _require_colour(signature: Signature, what: str) -> None:
+def _require_same_kind(signature: Signature, what: str) -> None:
     """Raise ``ConfigurationError`` for an ``Emit`` that the function cannot call."""
     for parameter in signature.parameters:
         if parameter.annotation is Emit and not signature.is_async:

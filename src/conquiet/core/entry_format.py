@@ -46,7 +46,7 @@ class EntryFormat:
             CodecError: The entry is malformed.
         """
         del entry_id
-        return self.payload_of(fields, max_bytes=max_bytes), joined(fields)
+        return self.payload_of(fields, max_bytes=max_bytes), join_fields(fields)
 
     def payload_of(self, fields: Sequence[bytes], *, max_bytes: int) -> dict[str, Any]:
         """Return the result of the function for an entry.
@@ -72,14 +72,14 @@ def pairs(fields: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
     return list(zip(fields[::2], fields[1::2], strict=False))
 
 
-def joined(fields: Sequence[bytes]) -> bytes:
+def join_fields(fields: Sequence[bytes]) -> bytes:
     """Return all names and values as one byte string with length prefixes, so that different entries differ."""
     return b"".join(b"%d:%b" % (len(part), part) for part in fields)
 
 
 def identity_of(entry_id: str, fields: Sequence[bytes]) -> str:
     """Return an id for an entry without one: the entry id, which may be reused, and a digest of the fields."""
-    return f"{entry_id}.{hashlib.sha256(joined(fields)).hexdigest()[:16]}"
+    return f"{entry_id}.{hashlib.sha256(join_fields(fields)).hexdigest()[:16]}"
 
 
 def format_of(decode: Decode | None) -> EntryFormat | None:

@@ -13,7 +13,7 @@ from conquiet.core.log import FactLogger
 from conquiet.dashboard.access import Action
 from conquiet.dashboard.forms import Form, read_form
 from conquiet.dashboard.security import root_of
-from conquiet.dashboard.servers import ServerAwayError
+from conquiet.dashboard.servers import DashboardServerError
 from conquiet.dashboard.views import NotShownError, View
 from conquiet.errors import ConquietError
 from conquiet.management.audit import record_action
@@ -96,7 +96,7 @@ async def execute(route: ActionRoute, view: View) -> Response:
             await parts.servers.redis(lambda admin: record_action(admin, detail=failure, of=audit_id, **facts))
             return parts.renderer.message(view, "This was not done", str(error), status=409)
         await parts.servers.redis(lambda admin: record_action(admin, detail=result.text, of=audit_id, **facts))
-    except ServerAwayError as error:
+    except DashboardServerError as error:
         return parts.renderer.message(view, f"{error.server} is unavailable", str(error), status=503)
     logger.info(
         "dashboard action %(action)s on %(target)s by %(user)s: %(result)s",

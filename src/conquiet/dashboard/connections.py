@@ -39,7 +39,7 @@ class ConnectionWatch:
         self._closed: set[WorkerConnections] = set()
         self._refused_at = float("-inf")
 
-    async def judge(self, workers: Iterable[StreamWorker]) -> tuple[StreamWorker, ...]:
+    async def mark_disconnected(self, workers: Iterable[StreamWorker]) -> tuple[StreamWorker, ...]:
         """Return the workers, marked as dead if their connections were missing twice.
 
         Their reports are read again in between: a worker that has reconnected reports other connections.
@@ -60,7 +60,7 @@ class ConnectionWatch:
         if time.monotonic() - self._refused_at < _REFUSED_S:
             return set()
         closed = await self._servers.redis(lambda admin: find_closed(admin, workers))
-        if closed is None:  # no right to CLIENT LIST or INFO, or a server before 6.2: the liveness key decides
+        if closed is None:  # no right to CLIENT LIST or INFO: the liveness key decides
             self._refused_at = time.monotonic()
             return set()
         return closed

@@ -9,7 +9,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Final
 
-from conquiet.dashboard.servers import ServerAwayError, Servers
+from conquiet.dashboard.servers import DashboardServerError, Servers
 from conquiet.errors import ConquietError
 from conquiet.management.doctor.redis import examine_redis
 
@@ -37,6 +37,6 @@ class Doctor:
         return self
 
     async def _examine(self, servers: "Servers") -> None:
-        with contextlib.suppress(ConquietError, ServerAwayError):
+        with contextlib.suppress(ConquietError, DashboardServerError):
             self.findings = await servers.redis_slowly(examine_redis, per_s=_COMMANDS_PER_S)
             self.at_ms = time.time() * 1000

@@ -96,7 +96,7 @@ class Fleet:
         self._directory = StreamDirectory()
         self._streams = _Reading(FleetView())
         self._workers: _Reading[tuple[StreamWorker, ...]] = _Reading(())
-        self._judged_at = float("-inf")
+        self._marked_at = float("-inf")
         self.connections = ConnectionWatch(servers)
         self._scanned_at = float("-inf")
         self._sparks: dict[bytes, tuple[float, list[int]]] = {}
@@ -121,11 +121,11 @@ class Fleet:
                 groups = [(stream.raw_key, group.raw_name) for stream in fleet.streams for group in stream.groups]
                 found, cpu_s = await self._servers.redis(lambda admin: _timed(lambda: read_workers(admin, groups)))
                 self._workers.finished(tuple(found), cpu_s, commands=len(groups) if self._servers.is_cluster else 0)
-                self._judged_at = float("-inf")
+                self._marked_at = float("-inf")
             # Cheaper than a reading, so it runs more often: a killed worker must be shown within two seconds.
-            if time.monotonic() - self._judged_at > _SHORTEST_S:
-                self._workers.value = await self.connections.judge(self._workers.value)
-                self._judged_at = time.monotonic()
+            if time.monotonic() - self._marked_at > _SHORTEST_S:
+                self._workers.value = await self.connections.mark_disconnected(self._workers.value)
+                self._marked_at = time.monotonic()
             return self._workers.value
 
     async def disconnected(self) -> frozenset[tuple[str, str]]:

@@ -12,7 +12,7 @@ from typing import Final
 
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from conquiet.dashboard.servers import ServerAwayError
+from conquiet.dashboard.servers import DashboardServerError
 from conquiet.dashboard.views import Page, View
 
 _SHARE: Final = 0.006
@@ -75,5 +75,5 @@ async def _urgent(page: Page, view: View) -> object:
     """Return the value that causes an immediate rendering when it changes; None for most pages."""
     try:
         return None if page.urgent is None else await page.urgent(view)
-    except ServerAwayError as away:
-        return away.server
+    except DashboardServerError as unavailable:
+        return unavailable.server

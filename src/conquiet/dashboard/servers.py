@@ -1,7 +1,7 @@
 """Query the servers for pages, in separate threads and with a time limit for each query.
 
-A server that does not reply raises ``ServerAwayError``, and the page shows it as away. For a second after that every
-query fails immediately, so that a page with ten queries does not wait ten times.
+A server that does not reply raises ``DashboardServerError``, and the page shows it as unavailable. For a second after
+that every query fails immediately, so that a page with ten queries does not wait ten times.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _THREADS: Final = 8
 _SLOW_S: Final = 3_600.0
 
 
-class ServerAwayError(Exception):
+class DashboardServerError(Exception):
     """A server did not reply, or refused the connection.
 
     Attributes:
@@ -56,7 +56,7 @@ class Servers:
         self._admin = RedisAdmin.from_url(settings.redis_url, timeout_s=settings.timeout_s)
         self._async: tuple[asyncio.AbstractEventLoop, AsyncRedisAdmin] | None = None
         self._database: DatabaseView | None = None
-        self._away: dict[str, tuple[float, ServerAwayError]] = {}
+        self._unavailable: dict[str, tuple[float, DashboardServerError]] = {}
         self._closing = threading.Event()
 
     @property
@@ -132,36 +132,36 @@ class Servers:
     async def _query(
         self, server: str, address: str, work: Callable[[], Awaitable[T]], *, limit_s: float | None = None
     ) -> T:
-        away = self._away.get(server)
-        if away is not None and time.monotonic() - away[0] < _REST_S:
-            raise away[1]
+        unavailable = self._unavailable.get(server)
+        if unavailable is not None and time.monotonic() - unavailable[0] < _REST_S:
+            raise unavailable[1]
         try:
             async with asyncio.timeout(limit_s or 2 * self._settings.timeout_s):
                 result = await work()
-        except (ConfigurationError, ServerAwayError):
+        except (ConfigurationError, DashboardServerError):
             raise
         except Exception as error:
-            translated = _as_away(error, server, address)
+            translated = _as_unavailable(error, server, address)
             if translated is None:
                 raise
-            self._away[server] = time.monotonic(), translated
+            self._unavailable[server] = time.monotonic(), translated
             raise translated from error
-        self._away.pop(server, None)
+        self._unavailable.pop(server, None)
         return result
 
 
-def _as_away(error: Exception, server: str, address: str) -> ServerAwayError | None:
-    """Return a ``ServerAwayError`` if the server cannot be used; None for another error."""
+def _as_unavailable(error: Exception, server: str, address: str) -> DashboardServerError | None:
+    """Return a ``DashboardServerError`` if the server cannot be used; None for another error."""
     cause = error.__cause__ or error
     if isinstance(error, TimeoutError):
-        return ServerAwayError(server, address, "no answer in time")
+        return DashboardServerError(server, address, "no answer in time")
     if isinstance(error, QueueError):
         refused = type(cause).__name__ in {"ResponseError", "NoPermissionError", "DataError"}
-        return None if refused else ServerAwayError(server, address, _reason(cause))
+        return None if refused else DashboardServerError(server, address, _reason(cause))
     if isinstance(error, OSError) or type(error).__module__.startswith("sqlalchemy"):
-        return ServerAwayError(server, address, _reason(cause))
+        return DashboardServerError(server, address, _reason(cause))
     if isinstance(error, ConquietError) and isinstance(cause, OSError):
-        return ServerAwayError(server, address, _reason(cause))
+        return DashboardServerError(server, address, _reason(cause))
     return None
 
 

@@ -19,7 +19,7 @@ from conquiet.dashboard import charts, formatting
 from conquiet.dashboard.access import Access, Action
 from conquiet.dashboard.explanations import explain
 from conquiet.dashboard.security import root_of
-from conquiet.dashboard.servers import ServerAwayError
+from conquiet.dashboard.servers import DashboardServerError
 from conquiet.errors import ConfigurationError, ConquietError
 from conquiet.management.dead_letter_pages import stream_of_token, stream_token
 
@@ -154,8 +154,8 @@ class Renderer:
     async def live_block(self, page: Page, view: View) -> str:
         """Return the part of the page that changes."""
         values, status = await self._values(page, view)
-        if values["away"] is not None:
-            return self.environment.from_string("{{ away_box(away) }}").render(values)
+        if values["unavailable"] is not None:
+            return self.environment.from_string("{{ unavailable_box(unavailable) }}").render(values)
         if status != 200:  # noqa: PLR2004
             return self.environment.from_string('<p class="notice bad">{{ problem }}</p>').render(values)
         template = self.environment.get_template(page.template)
@@ -163,15 +163,20 @@ class Renderer:
 
     def message(self, view: View, title: str, text: str, *, status: int) -> Response:
         """Return a page with one message."""
-        values = self._shared(view, "") | {"title": title, "text": text, "away": None, "problem": ""}
+        values = self._shared(view, "") | {"title": title, "text": text, "unavailable": None, "problem": ""}
         return HTMLResponse(self.environment.get_template("message_only.html").render(values), status)
 
     async def _values(self, page: Page, view: View) -> tuple[Values, int]:
-        shared = self._shared(view, page.name) | {"away": None, "problem": "", "is_live": page.live, "page": page}
+        shared = self._shared(view, page.name) | {
+            "unavailable": None,
+            "problem": "",
+            "is_live": page.live,
+            "page": page,
+        }
         try:
             return shared | await page.values(view), 200
-        except ServerAwayError as error:
-            return shared | {"away": error}, 200
+        except DashboardServerError as error:
+            return shared | {"unavailable": error}, 200
         except NotShownError as error:
             return shared | {"problem": str(error)}, 404
         except ConfigurationError as error:

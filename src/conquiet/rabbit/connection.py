@@ -303,7 +303,7 @@ class Link:
         if self._connection is not None and not self._connection.is_closed:
             self._connection.drop(error)
 
-    def give_up(self, error: BaseException) -> None:
+    def mark_lost(self, error: BaseException) -> None:
         """Treat the link as lost, because a request got no reply: it is unknown whether the broker carried it out."""
         self._lose(LossKind.CONNECTION, error)
         self.abort()

@@ -320,7 +320,7 @@ class RabbitConsumer(BackgroundWorker):
         dispatcher.halt()
         if self._slow_start is not None:
             await self._slow_start.end()
-        dispatcher.withdraw()
+        dispatcher.collect_unstarted()
         if session is not None:
             with contextlib.suppress(RabbitError):  # the link is lost: there is no intake to end
                 await session.link.cancel()
@@ -350,7 +350,7 @@ class RabbitConsumer(BackgroundWorker):
 
     def _on_stop(self) -> None:
         """Take back unstarted deliveries, and wake :meth:`run`."""
-        self._dispatcher.withdraw()
+        self._dispatcher.collect_unstarted()
         self._stop_event.set()
 
     def _on_blocked(self, blocked: bool) -> None:  # noqa: FBT001 - as the link calls it

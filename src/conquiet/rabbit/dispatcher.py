@@ -115,13 +115,13 @@ class Dispatcher:
         self._halted = True
         self._workers.halt()
 
-    def withdraw(self) -> None:
+    def collect_unstarted(self) -> None:
         """Take unstarted deliveries back from the workers, to return them to the queue later."""
         self._unstarted += self._outage.take_unstarted()
 
     def return_unstarted(self) -> None:
         """Return unstarted deliveries to the queue."""
-        self.withdraw()
+        self.collect_unstarted()
         unstarted, self._unstarted = self._unstarted, []
         for delivery in unstarted:
             delivery.session.release(delivery)
@@ -132,7 +132,7 @@ class Dispatcher:
 
     def abandon(self) -> None:
         """End all workers without waiting. Deliveries in the syncer count as abandoned, waiting ones do not."""
-        self.withdraw()
+        self.collect_unstarted()
         self._stats.add(DeliveryOutcome.ABANDONED, self._workers.abandon())
 
     def end_grace_period(self) -> None:
@@ -205,9 +205,9 @@ class Dispatcher:
             delivery.session.settle(delivery, disposition)
             place = "was dead-lettered" if parks else place
         if disposition in _STOPPING:
-            self._break_off(verdict, place)
+            self._end_consumer(verdict, place)
 
-    def _break_off(self, verdict: Verdict, place: str) -> None:
+    def _end_consumer(self, verdict: Verdict, place: str) -> None:
         """End the consumer with the verdict as its error."""
         # If two messages break the contract, an outage is likelier than two poison messages. So a process dead-letters
         # at most one of them.

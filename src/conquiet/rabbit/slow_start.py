@@ -121,7 +121,7 @@ class SlowStart:
                 await asyncio.sleep(_GATHER_S)
         except RabbitError as error:
             # Without a reply, the broker may have no consumer for this link, and would never deliver on it again.
-            self._link.give_up(error)
+            self._link.mark_lost(error)
         self._release()
 
     def _release(self) -> None:

@@ -170,8 +170,8 @@ class EventDispatcher:
         self._closing = True
         self._task.cancel()
         # A callback that suppresses its cancellation is abandoned, like such a handler.
-        _, stubborn = await asyncio.wait({self._task}, timeout=timeout_s)
-        if stubborn:
+        _, still_running = await asyncio.wait({self._task}, timeout=timeout_s)
+        if still_running:
             logger.warning("event callback does not end")
         self._emptied.set()
         if self._queue:
@@ -192,7 +192,7 @@ class EventDispatcher:
                 # ended, for example from a watchdog. The other callbacks must still be called.
                 if is_ending(self._owner) or self._closing:
                     raise
-                self._forgive()
+                self._forget_cancellations()
 
     async def _call_all(self) -> None:
         """Call the callbacks of all queued events, then sleep until there are more."""
@@ -205,7 +205,7 @@ class EventDispatcher:
             except asyncio.CancelledError as error:
                 if is_ending(self._owner) or self._closing:
                     raise
-                self._forgive()
+                self._forget_cancellations()
                 _log_failure(callback, event, error)
             except (SystemExit, KeyboardInterrupt, GeneratorExit):
                 raise
@@ -220,7 +220,7 @@ class EventDispatcher:
         self._wake.clear()
         await self._wake.wait()
 
-    def _forgive(self) -> None:
+    def _forget_cancellations(self) -> None:
         if self._task is not None:
             forget_cancellations(self._task)
 

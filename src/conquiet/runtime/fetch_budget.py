@@ -87,7 +87,7 @@ class FetchBudget:
         self._reading.pop(fetcher, None)
         self._waiting.pop(fetcher, None)
 
-    def leave(self, fetcher: object) -> None:
+    def remove(self, fetcher: object) -> None:
         """Remove a fetcher that has stopped."""
         self.release(fetcher)
         self._wanting.pop(fetcher, None)

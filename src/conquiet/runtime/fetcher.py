@@ -153,7 +153,7 @@ class Fetcher:
             await self._fetch_until_stopped()
         finally:
             self._enter(FetcherState.DISCONNECTED)
-            self._budget.leave(self)
+            self._budget.remove(self)
         if self._failure is not None:
             raise self._failure
 

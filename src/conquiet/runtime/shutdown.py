@@ -76,7 +76,7 @@ class Shutdown:
         cancelled = self._pool.cancel_running()
         if cancelled:
             await _either(self._pool.wait_idle(), self._aborted, timeout_s=_CANCELLED_S)
-        stubborn = await self._pool.close(timeout_s=self.end_timeout_s)
+        still_running = await self._pool.close(timeout_s=self.end_timeout_s)
         for message in self._pool.running:
             # Its handler continues, but its lease is not extended any more: its result does not count as a success.
             if not message.has_ended:
@@ -98,7 +98,7 @@ class Shutdown:
             unacknowledged=tuple((message.stream, message.id) for message in unacknowledged),
             unanswered_reads=sum(shard.fetcher.is_unanswered for shard in self._shards),
         )
-        _log(report, stubborn)
+        _log(report, still_running)
         return report
 
     async def _flush_and_close(self) -> list[RuntimeMessage]:
@@ -158,6 +158,6 @@ async def wait_shielded(engine: asyncio.Task[T], *, stop: Callable[[], None], fo
     return engine.result()
 
 
-def _log(report: StopReport, stubborn: int) -> None:
+def _log(report: StopReport, still_running: int) -> None:
     facts = asdict(report) | {"abandoned": len(report.abandoned), "unacknowledged": len(report.unacknowledged)}
-    logger.info("worker stopped: %(succeeded)s succeeded, %(failed)s failed", **facts, stubborn=stubborn)
+    logger.info("worker stopped: %(succeeded)s succeeded, %(failed)s failed", **facts, still_running=still_running)

@@ -59,7 +59,7 @@ class Conversation:
 
     request_tail: bytes = b""
     reply_budget: int = _EVERYTHING
-    striking: Fault | None = None
+    matched: Fault | None = None
 
 
 class FaultPlan:
@@ -104,66 +104,66 @@ class FaultPlan:
         with self._changed:
             while self._pending:
                 if not self._changed.wait(deadline - time.monotonic()):
-                    waiting = ", ".join(map(str, self._armed)) or "a reply to the request that was hit"
-                    raise TimeoutError(f"not struck within {timeout_s:g} s: {waiting}")
+                    waiting = ", ".join(map(str, self._armed)) or "a reply to a request that matched"
+                    raise TimeoutError(f"not applied within {timeout_s:g} s: {waiting}")
 
-    def on_request(self, talk: Conversation, chunk: bytes) -> ChunkDecision:
+    def on_request(self, conversation: Conversation, chunk: bytes) -> ChunkDecision:
         """Decide about bytes from the client."""
         with self._changed:
-            fault = self._take(talk, chunk)
+            fault = self._take(conversation, chunk)
             if fault is None:
                 return ChunkDecision(chunk)
             if fault.kind is FaultKind.DROP_REQUEST:
-                self._struck()
+                self._applied()
                 return ChunkDecision(b"", close=True)
             if fault.kind is FaultKind.STALL_REPLY:
-                self._struck()
+                self._applied()
                 return ChunkDecision(chunk, stall=True)
-            talk.striking, talk.reply_budget = fault, fault.after_bytes
+            conversation.matched, conversation.reply_budget = fault, fault.after_bytes
             return ChunkDecision(chunk)
 
-    def on_reply(self, talk: Conversation, chunk: bytes) -> ChunkDecision:
+    def on_reply(self, conversation: Conversation, chunk: bytes) -> ChunkDecision:
         """Decide about bytes from the server."""
         with self._changed:
-            if talk.striking is None:
+            if conversation.matched is None:
                 fault = next((armed for armed in self._armed if armed.on_any_reply), None)
                 if fault is None:
                     return ChunkDecision(chunk)
                 self._armed.remove(fault)
-                talk.striking, talk.reply_budget = fault, fault.after_bytes
-            if len(chunk) < talk.reply_budget:
-                talk.reply_budget -= len(chunk)
+                conversation.matched, conversation.reply_budget = fault, fault.after_bytes
+            if len(chunk) < conversation.reply_budget:
+                conversation.reply_budget -= len(chunk)
                 return ChunkDecision(chunk)
-            self._struck()
-            talk.striking = None
-            return ChunkDecision(chunk[: talk.reply_budget], close=True)
+            self._applied()
+            conversation.matched = None
+            return ChunkDecision(chunk[: conversation.reply_budget], close=True)
 
-    def abandoned(self, talk: Conversation) -> None:
+    def abandoned(self, conversation: Conversation) -> None:
         """Settle the fault of a connection that ended before the fault was applied."""
         with self._changed:
-            if talk.striking is None:
+            if conversation.matched is None:
                 return
             # A reply to drop is lost now in any case. A reply to cut in half may have been too short.
-            self._struck(times=int(talk.striking.kind is FaultKind.DROP_REPLY))
-            talk.striking = None
+            self._applied(times=int(conversation.matched.kind is FaultKind.DROP_REPLY))
+            conversation.matched = None
 
-    def _take(self, talk: Conversation, chunk: bytes) -> Fault | None:
+    def _take(self, conversation: Conversation, chunk: bytes) -> Fault | None:
         """Return the first armed fault that matches these request bytes."""
-        seen = talk.request_tail + chunk
+        seen = conversation.request_tail + chunk
         longest = max((len(armed.matching or b"") for armed in self._armed), default=0)
         for fault in self._armed:
-            if fault.on_any_reply or talk.striking is not None:
+            if fault.on_any_reply or conversation.matched is not None:
                 continue
             # Only what reaches into this chunk counts: bytes that passed before the arming do not.
             if not fault.matching or fault.matching in seen[-(len(chunk) + len(fault.matching) - 1) :]:
                 self._armed.remove(fault)
-                talk.request_tail = b""
+                conversation.request_tail = b""
                 return fault
         # TCP may split the matching bytes over two chunks.
-        talk.request_tail = seen[-(longest - 1) :] if longest > 1 else b""
+        conversation.request_tail = seen[-(longest - 1) :] if longest > 1 else b""
         return None
 
-    def _struck(self, times: int = 1) -> None:
+    def _applied(self, times: int = 1) -> None:
         self._pending -= 1
         self._done += times
         self._changed.notify_all()

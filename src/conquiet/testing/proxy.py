@@ -65,7 +65,7 @@ class _Pair:
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.client = client
         self.server = server
-        self.talk = Conversation()
+        self.conversation = Conversation()
         self.pumps: list[asyncio.Task[None]] = []
 
     def close(self, how: CloseMode) -> None:
@@ -320,7 +320,7 @@ class FaultProxy:
             await asyncio.gather(*pair.pumps, return_exceptions=True)
         finally:
             self._pairs.discard(pair)
-            self._plan.abandoned(pair.talk)
+            self._plan.abandoned(pair.conversation)
             pair.close(CloseMode.FIN)
 
     async def _pump(self, pair: _Pair, reader: asyncio.StreamReader, way: Direction) -> None:
@@ -334,7 +334,7 @@ class FaultProxy:
                     await asyncio.sleep(self._delay_s)
                 # Decided after the wait: a fault that is armed during a stall applies to the bytes held back by it.
                 await self._flowing[way].wait()
-                decision = decide(pair.talk, chunk)
+                decision = decide(pair.conversation, chunk)
                 if decision.stall:  # before the request is forwarded: the reply must not arrive first
                     self._flowing[Direction.TO_CLIENT].clear()
                 if decision.forward:

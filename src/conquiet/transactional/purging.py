@@ -110,16 +110,16 @@ class PurgePace:
     Args:
         least: The share to begin with.
         most: The share to end with; ``least`` if that is more.
-        hurry_after_s: Time after which a pass that has not ended speeds up.
+        speed_up_after_s: Time after which a pass that has not ended speeds up.
 
     Attributes:
         share: The share now.
     """
 
-    def __init__(self, least: float, most: float, *, hurry_after_s: float) -> None:
+    def __init__(self, least: float, most: float, *, speed_up_after_s: float) -> None:
         self._least = least
         self._most = max(least, most)
-        self._hurry_after_s = hurry_after_s
+        self._speed_up_after_s = speed_up_after_s
         self._since = 0.0
         self.share = least
 
@@ -129,7 +129,7 @@ class PurgePace:
 
     def pause_s(self, now: float, took_s: float) -> float:
         """Return how long to wait after a full batch that took ``took_s``."""
-        if now - self._since >= self._hurry_after_s:
+        if now - self._since >= self._speed_up_after_s:
             self._since = now
             self.share = min(self.share * 2, self._most)
         return min(took_s * (1 / self.share - 1), LONGEST_PAUSE_S)
@@ -169,7 +169,7 @@ class Purger(ClosedAfterUse):
     ) -> None:
         self._statements = AbortableEngine(require_supported(engine))
         self._engine = self._statements.engine
-        _require_boxes(inbox, outbox)
+        _require_tables(inbox, outbox)
         self._inbox = inbox
         self._outbox = outbox
         self._retention = DatabaseRetention() if retention is None else retention
@@ -178,7 +178,7 @@ class Purger(ClosedAfterUse):
         if is_idle is not None:
             require_plain_function("is_idle", is_idle)
         keep = self._retention
-        self._pace = PurgePace(keep.share, keep.max_share, hurry_after_s=keep.interval_s * _BUSY_FACTOR)
+        self._pace = PurgePace(keep.share, keep.max_share, speed_up_after_s=keep.interval_s * _BUSY_FACTOR)
         self._is_idle = is_idle
         self._lifecycle = BlockingLifecycle("this Purger")
         self._failed_with = ""
@@ -319,15 +319,15 @@ class Purger(ClosedAfterUse):
             raise as_write_error(error, _LOCKING, connecting=self._engine) from error
 
 
-def _require_boxes(inbox: object, outbox: object) -> None:
+def _require_tables(inbox: object, outbox: object) -> None:
     from conquiet.transactional.inbox import Inbox
     from conquiet.transactional.outbox import Outbox
 
     if inbox is None and outbox is None:
         raise ConfigurationError("a Purger needs an inbox or an outbox")
     # An outbox given as the inbox would lose its parked messages at the age of inbox rows.
-    for name, box, kind in (("inbox", inbox, Inbox), ("outbox", outbox, Outbox)):
-        if box is not None and not isinstance(box, kind):
+    for name, table, kind in (("inbox", inbox, Inbox), ("outbox", outbox, Outbox)):
+        if table is not None and not isinstance(table, kind):
             raise ConfigurationError(f"{name} must be an {kind.__name__}, for example {kind.__name__}('the_table')")
 
 

@@ -69,7 +69,7 @@ def closed_connection(raw: RawRedis, connect: Callable[[], redis_py.Redis]) -> i
 
 async def judged(servers: Servers, watch: ConnectionWatch | None = None) -> StreamWorker:
     workers = await servers.redis(lambda admin: read_workers(admin, GROUPS))
-    (worker,) = await (watch or ConnectionWatch(servers)).judge(workers)
+    (worker,) = await (watch or ConnectionWatch(servers)).mark_disconnected(workers)
     return worker
 
 
@@ -136,9 +136,9 @@ async def test_without_the_right_to_ask_the_liveness_key_decides(
     facts = WorkerFacts(server=str(info["run_id"]), clients=(number,))
     worker = StreamWorker("orders", "processor", NAME, ConsumerState.LIVE, 0, 0, 10_000, facts)
 
-    first = await watch.judge([worker])
+    first = await watch.mark_disconnected([worker])
     refusals = [one["count"] for one in raw.acl_log()]
-    second = await watch.judge([worker])
+    second = await watch.mark_disconnected([worker])
 
     assert [*first, *second] == [worker, worker]
     assert refusals == [1]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from conquiet.config import QueueConfig
-from conquiet.core.entry_format import EntryFormat, identity_of, joined
+from conquiet.core.entry_format import EntryFormat, identity_of, join_fields
 from conquiet.core.json_codec import CodecError
 from conquiet.errors import ConfigurationError
 from conquiet.processor.foreign_format import EnvelopeFormat
@@ -33,7 +33,7 @@ def test_the_bytes_of_an_entry_do_not_depend_on_the_function() -> None:
 
 
 def test_entries_that_differ_never_look_the_same() -> None:
-    assert joined([b"a", b"bc"]) != joined([b"ab", b"c"])
+    assert join_fields([b"a", b"bc"]) != join_fields([b"ab", b"c"])
 
 
 def fails(fields: dict[str, bytes]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def test_after_one_break_the_poison_guard_parks_no_other_message() -> None:
     failures: list[Any] = []
     dispatcher: Any = SimpleNamespace(policy=SettlePolicy(poison_guard=True), _queue="work", _fail=failures.append)
 
-    Dispatcher._break_off(dispatcher, Exhausted(), "was dead-lettered")
+    Dispatcher._end_consumer(dispatcher, Exhausted(), "was dead-lettered")
 
     assert dispatcher.policy == SettlePolicy(poison_guard=False)
     assert [type(failure) for failure in failures] == [FatalSyncerError]

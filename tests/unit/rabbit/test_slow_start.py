@@ -48,7 +48,7 @@ class Link:
     async def cancel(self) -> None:
         await self.cancelled.wait()
 
-    def give_up(self, error: BaseException) -> None:
+    def mark_lost(self, error: BaseException) -> None:
         self.given_up.append(error)
 
     async def widen(self, _queue: str, *, tag: str, prefetch: int) -> None:

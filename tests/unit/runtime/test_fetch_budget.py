@@ -50,7 +50,7 @@ def test_a_fetcher_that_left_is_not_waited_for() -> None:
     budget = FetchBudget(1, 0, 2)
     budget.reserve("a", 1, waiting=False)
     assert budget.available("b", 0, 0) == 0
-    budget.leave("b")
+    budget.remove("b")
     budget.release("a")
 
     assert budget.available("a", 0, 0) == 1

@@ -45,7 +45,7 @@ def test_an_unavailable_database_is_an_outage_to_a_purger(url: str, caplog: pyte
 
 
 def test_a_pass_works_for_its_share_of_the_time() -> None:
-    pace = PurgePace(0.01, 0.5, hurry_after_s=60)
+    pace = PurgePace(0.01, 0.5, speed_up_after_s=60)
     pace.begin(0)
 
     assert pace.pause_s(1.0, 0.02) == pytest.approx(1.98)
@@ -53,14 +53,14 @@ def test_a_pass_works_for_its_share_of_the_time() -> None:
 
 @pytest.mark.parametrize(("took_s", "pause_s"), [(0.02, 3.98), (0.1, 19.9), (10.0, 60.0)])
 def test_a_slow_batch_keeps_its_share_and_pauses_a_minute_at_most(took_s: float, pause_s: float) -> None:
-    pace = PurgePace(0.005, 0.25, hurry_after_s=600)
+    pace = PurgePace(0.005, 0.25, speed_up_after_s=600)
     pace.begin(0)
 
     assert pace.pause_s(1.0, took_s) == pytest.approx(pause_s)
 
 
 def test_the_share_doubles_with_all_the_time_that_a_pass_lasts() -> None:
-    pace = PurgePace(0.1, 0.5, hurry_after_s=60)
+    pace = PurgePace(0.1, 0.5, speed_up_after_s=60)
     pace.begin(0)
 
     shares = [(pace.pause_s(now, 1.0), pace.share)[1] for now in (59.9, 60.0, 61.0, 120.0, 180.0, 240.0)]
@@ -69,7 +69,7 @@ def test_the_share_doubles_with_all_the_time_that_a_pass_lasts() -> None:
 
 
 def test_the_share_is_halved_by_every_pass_that_ends() -> None:
-    pace = PurgePace(0.1, 0.5, hurry_after_s=60)
+    pace = PurgePace(0.1, 0.5, speed_up_after_s=60)
     pace.begin(0)
     for now in (60, 120):
         pace.pause_s(now, 1.0)
@@ -83,7 +83,7 @@ def test_the_share_is_halved_by_every_pass_that_ends() -> None:
 
 
 def test_a_new_pass_counts_its_own_time() -> None:
-    pace = PurgePace(0.1, 0.5, hurry_after_s=60)
+    pace = PurgePace(0.1, 0.5, speed_up_after_s=60)
     pace.begin(0)
     pace.caught_up()
     pace.begin(600)
@@ -94,7 +94,7 @@ def test_a_new_pass_counts_its_own_time() -> None:
 
 
 def test_a_share_above_the_most_is_kept() -> None:
-    pace = PurgePace(1.0, 0.25, hurry_after_s=60)
+    pace = PurgePace(1.0, 0.25, speed_up_after_s=60)
     pace.begin(0)
 
     assert (pace.pause_s(60, 1.0), pace.share) == (0.0, 1.0)
@@ -102,7 +102,7 @@ def test_a_share_above_the_most_is_kept() -> None:
 
 def test_a_table_gets_the_share_that_it_needs() -> None:
     """The share for 600 new rows a second is about a hundredth where a batch of 500 takes 9 ms."""
-    pace, backlog, now, highest = PurgePace(0.005, 0.25, hurry_after_s=60), 36_000.0, 0.0, 0.0
+    pace, backlog, now, highest = PurgePace(0.005, 0.25, speed_up_after_s=60), 36_000.0, 0.0, 0.0
     for _ in range(200):
         pace.begin(now)
         while True:

@@ -10,7 +10,7 @@ from conquiet.dashboard.actions import ActionRoute, Result, named_stream, one_of
 from conquiet.dashboard.forms import Form
 from conquiet.dashboard.pages.dead import reveal, start_run, text_name, with_jobs
 from conquiet.dashboard.pages.overview import visible
-from conquiet.dashboard.servers import ServerAwayError
+from conquiet.dashboard.servers import DashboardServerError
 from conquiet.dashboard.views import NotShownError, Page, Values, View, link
 from conquiet.errors import ConfigurationError, ConquietError
 from conquiet.management.bulk_runs import RunAction
@@ -116,7 +116,7 @@ async def _effect(view: View, stream: str, history: JobHistory) -> tuple[bool | 
             await view.parts.servers.database(lambda one, group=group: one.has_effect(stream, group, history.id))  # type: ignore[misc]
             for group in groups[:5]
         ]
-    except (ConquietError, ServerAwayError) as error:
+    except (ConquietError, DashboardServerError) as error:
         return None, str(error)
     return any(found), ""
 

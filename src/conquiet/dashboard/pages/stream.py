@@ -38,7 +38,7 @@ async def stream(view: View) -> Values:
         found = await servers.redis(read)
     except NoSuchStreamError:
         raise NotShownError("There is no such stream.") from None
-    found["consumers"] = await view.parts.fleet.connections.judge(found["consumers"])
+    found["consumers"] = await view.parts.fleet.connections.mark_disconnected(found["consumers"])
     fleet = await view.parts.fleet.streams()
     totals = [sum(one) for one in zip(*(point.handling for point in found["history"].points), strict=True)]
     return found | {

@@ -96,7 +96,7 @@
       holder.innerHTML = event.data;  // rendered and escaped by the same templates as the page
       const fresh = live.cloneNode(false);
       fresh.append(holder.content);
-      if ("away" in live.dataset && !fresh.querySelector(".notice.bad")) { location.reload(); return; }
+      if ("unavailable" in live.dataset && !fresh.querySelector(".notice.bad")) { location.reload(); return; }
       const active = document.activeElement;
       morph(live, fresh);
       if (live.contains(active) && active !== document.activeElement) active.focus({ preventScroll: true });  // it was moved
