@@ -294,11 +294,11 @@ class NotReplicatedError(QueueError):
 
     Attributes:
         confirmed: Replicas that confirmed it.
-        wanted: Requested number of replicas.
+        requested: Requested number of replicas.
     """
 
     confirmed: int = 0
-    wanted: int = 0
+    requested: int = 0
 
 
 class MalformedMessageError(QueueError):

@@ -58,7 +58,7 @@ class Parts:
     renderer: Renderer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.viewers = Viewers(self.settings.most_viewers)
+        self.viewers = Viewers(self.settings.max_viewers)
         self.renderer = Renderer(self)
 
 

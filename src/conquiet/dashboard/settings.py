@@ -36,7 +36,7 @@ class DashboardSettings:
             ``authorize``.
         secret: Signs forms and log-ins. Use the same value in several processes; by default each process creates one.
         timeout_s: Longest wait for a reply to one query of a page.
-        most_viewers: Most pages with live updates. Further pages are not updated.
+        max_viewers: Most pages with live updates. Further pages are not updated.
     """
 
     redis_url: str = field(repr=False)
@@ -51,12 +51,12 @@ class DashboardSettings:
     allowed_hosts: tuple[str, ...] | None = None
     secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     timeout_s: float = 3.0
-    most_viewers: int = 50
+    max_viewers: int = 50
 
     def __post_init__(self) -> None:
         require_text("redis_url", self.redis_url)
         require_seconds("timeout_s", self.timeout_s)
-        require_positive("most_viewers", self.most_viewers)
+        require_positive("max_viewers", self.max_viewers)
         require_table("inbox", self.inbox)
         require_table("outbox", self.outbox)
         for name in ("schedule_groups", "allowed_hosts"):

@@ -79,7 +79,7 @@ class ReplicaWait:
             "conquiet doctor checks the replicas"
         )
         error = NotReplicatedError(
-            text, stream=stream, command=command, in_doubt=True, confirmed=number, wanted=self.replicas
+            text, stream=stream, command=command, in_doubt=True, confirmed=number, requested=self.replicas
         )
         if refused is not None:
             error.__cause__ = refused

@@ -29,16 +29,16 @@ class LeaseCheck:
     >>> consumer.run(handler=handle, engine=engine, inbox=LeaseCheck(consumer.extend, inbox))  # doctest: +SKIP
 
     Args:
-        still_ours: Called with the message, after the handler; False means lost. ``QueueConsumer.extend`` is one:
+        is_owner: Called with the message, after the handler; False means lost. ``QueueConsumer.extend`` is one:
             a round trip to Redis, which also renews the lease.
         inbox: Decides whether the handler runs. Without one, every delivery runs.
     """
 
-    def __init__(self, still_ours: Callable[[Any], bool], inbox: Deduplicator | None = None) -> None:
-        require_plain_function("still_ours", still_ours)
+    def __init__(self, is_owner: Callable[[Any], bool], inbox: Deduplicator | None = None) -> None:
+        require_plain_function("is_owner", is_owner)
         if inbox is not None and (isinstance(inbox, type) or not callable(getattr(inbox, "once", None))):
             raise ConfigurationError("inbox must be an Inbox(), or another object with once(session, msg)")
-        self._still_ours = still_ours
+        self._is_owner = is_owner
         self._inbox = inbox
 
     @property
@@ -63,9 +63,9 @@ class LeaseCheck:
             yield first_time
 
     def _check(self, msg: Any) -> None:
-        is_ours = self._still_ours(msg)
-        reject_awaitable("still_ours", is_ours)
-        if is_ours:
+        is_owned = self._is_owner(msg)
+        reject_awaitable("is_owner", is_owned)
+        if is_owned:
             return
         source, message_id = str(getattr(msg, "stream", "")), str(getattr(msg, "id", ""))
         count(LEASE_CHECK_ROLLBACKS_TOTAL, source)

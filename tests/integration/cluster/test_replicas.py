@@ -72,7 +72,7 @@ async def test_without_a_replica_the_error_says_what_is_where(
                 NotReplicatedError, match=r"on stream 'orders' was written, but 0 of 1 replicas"
             ) as caught:
                 call()
-            assert (caught.value.in_doubt, caught.value.confirmed, caught.value.wanted) == (True, 0, 1)
+            assert (caught.value.in_doubt, caught.value.confirmed, caught.value.requested) == (True, 0, 1)
         with pytest.raises(NotReplicatedError):
             await processor.emit("sell", id="three", replicas=1)
 

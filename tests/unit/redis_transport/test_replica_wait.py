@@ -10,7 +10,7 @@ from conquiet.redis_transport.replica_wait import ReplicaWait
 def test_fewer_replicas_than_asked_for_are_an_error_in_doubt(wanted: int, confirmed: int) -> None:
     with pytest.raises(NotReplicatedError, match=f"{confirmed} of {wanted} replicas") as caught:
         ReplicaWait(wanted).check([b"OK", confirmed], stream="orders", command="emit")
-    assert (caught.value.confirmed, caught.value.wanted, caught.value.in_doubt) == (confirmed, wanted, True)
+    assert (caught.value.confirmed, caught.value.requested, caught.value.in_doubt) == (confirmed, wanted, True)
 
 
 @pytest.mark.parametrize("confirmed", [2, 3])

@@ -36,14 +36,14 @@ def test_a_message_that_was_lost_before_the_commit_has_no_effect(engine: Engine,
     assert rows(engine) == rows(engine, "conquiet_outbox") == 0
 
 
-def test_a_message_that_is_still_ours_is_committed_and_asked_about_once(engine: Engine) -> None:
+def test_a_message_that_is_is_owner_is_committed_and_asked_about_once(engine: Engine) -> None:
     asked: list[Any] = []
 
-    def still_ours(msg: Any) -> bool:
+    def is_owner(msg: Any) -> bool:
         asked.append(msg)
         return True
 
-    check = LeaseCheck(still_ours, Inbox())
+    check = LeaseCheck(is_owner, Inbox())
 
     for _ in range(2):
         with DbSession(engine) as session, check.once(session, MESSAGE):
