@@ -117,7 +117,7 @@ class BatchAssembler(Generic[T]):
         self._due: dict[Hashable, None] = {}  # in the order in which they became due
 
     def __len__(self) -> int:
-        """Number of gathered items."""
+        """Return the number of gathered items."""
         return sum(len(one.items) for one in self._gathering.values())
 
     def add(self, key: Hashable, item: T, *, size: int, within_s: float) -> None:

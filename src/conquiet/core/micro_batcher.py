@@ -36,7 +36,7 @@ class MicroBatcher(Generic[T]):
         self.held = False
 
     def __len__(self) -> int:
-        """Number of due items that are not in a batch."""
+        """Return the number of due items that are not in a batch."""
         return len(self._due)
 
     @property

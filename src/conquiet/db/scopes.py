@@ -20,7 +20,7 @@ class translate_errors:  # noqa: N801 - reads as a verb: with translate_errors(i
         self._committing = committing
 
     def __enter__(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, ConquietError):

@@ -47,7 +47,7 @@ def exclude(name: str, columns: tuple[str, ...]) -> tuple[str, ...]:
 
 @lru_cache(_SHAPES)
 def insert(table: str, columns: tuple[str, ...]) -> TextClause:
-    """INSERT one row; binds ``p0`` … in the order of ``columns``."""
+    """Return INSERT of one row; binds ``p0`` … in the order of ``columns``."""
     names = ", ".join(map(quoted, columns))
     values = ", ".join(f":p{i}" for i in range(len(columns)))
     return text(f"INSERT INTO {quoted(table)} ({names}) VALUES ({values})")  # noqa: S608 - validated identifiers
@@ -55,7 +55,7 @@ def insert(table: str, columns: tuple[str, ...]) -> TextClause:
 
 @lru_cache(_SHAPES)
 def insert_unless_exists(table: str, columns: tuple[str, ...], id_column: str) -> TextClause:
-    """INSERT one row on PostgreSQL; no row, and no error, if its id exists. Another unique key is an error."""
+    """Return INSERT of one row on PostgreSQL: nothing if its id exists. Another unique key is an error."""
     names = ", ".join(quoted(column, DOUBLE_QUOTE) for column in columns)
     values = ", ".join(f":p{i}" for i in range(len(columns)))
     return text(
@@ -66,7 +66,7 @@ def insert_unless_exists(table: str, columns: tuple[str, ...], id_column: str) -
 
 @lru_cache(_SHAPES)
 def update(table: str, columns: tuple[str, ...], id_column: str) -> TextClause:
-    """UPDATE by id; binds ``p0`` … for the columns and ``w0`` for the id."""
+    """Return UPDATE by id; binds ``p0`` … for the columns and ``w0`` for the id."""
     sets = ", ".join(f"{quoted(column)} = :p{i}" for i, column in enumerate(columns))
     return text(f"UPDATE {quoted(table)} SET {sets} WHERE {quoted(id_column)} = :w0")  # noqa: S608 - as above
 
@@ -75,7 +75,7 @@ def update(table: str, columns: tuple[str, ...], id_column: str) -> TextClause:
 def update_version(
     table: str, columns: tuple[str, ...], id_column: str, version_column: str, mark: str = BACKTICK
 ) -> TextClause:
-    """UPDATE by id (``w0``) and expected version (``w1``), which it raises by one."""
+    """Return UPDATE by id (``w0``) and expected version (``w1``), which it raises by one."""
     version = quoted(version_column, mark)
     sets = "".join(f"{quoted(column, mark)} = :p{i}, " for i, column in enumerate(columns))
     return text(
@@ -86,13 +86,13 @@ def update_version(
 
 @lru_cache(_SHAPES)
 def select_row(table: str, id_column: str, suffix: str = PLAIN) -> TextClause:
-    """SELECT the whole row with the id ``w0``."""
+    """Return SELECT of the whole row with the id ``w0``."""
     return text(f"SELECT * FROM {quoted(table)} WHERE {quoted(id_column)} = :w0{suffix}")  # noqa: S608 - as above
 
 
 @lru_cache(_SHAPES)
 def select_id(table: str, id_column: str, suffix: str = PLAIN) -> TextClause:
-    """SELECT the id column of the row with the id ``w0``, to see whether it exists."""
+    """Return SELECT of the id column of the row with the id ``w0``, to see whether it exists."""
     column = quoted(id_column)
     return text(f"SELECT {column} FROM {quoted(table)} WHERE {column} = :w0{suffix}")  # noqa: S608 - as above
 
@@ -101,7 +101,7 @@ def select_id(table: str, id_column: str, suffix: str = PLAIN) -> TextClause:
 def select_where(
     table: str, columns: tuple[str, ...], nulls: frozenset[str] = frozenset(), suffix: str = PLAIN
 ) -> TextClause:
-    """SELECT the rows in which each of ``columns`` equals its bind ``w0``, ``w1`` and so on.
+    """Return SELECT of the rows in which each of ``columns`` equals its bind ``w0``, ``w1`` and so on.
 
     The columns in ``nulls`` are bound to NULL, which equals nothing; MySQL's ``<=>`` compares it as a value. The other
     columns keep ``=``: it decides which index is used, and so what is locked.
@@ -114,12 +114,12 @@ def select_where(
 
 @lru_cache(_SHAPES)
 def lock_table(table: str) -> TextClause:
-    """LOCK TABLES for one table, against all other connections."""
+    """Return LOCK TABLES for one table, against all other connections."""
     return text(f"LOCK TABLES {quoted(table)} WRITE")
 
 
 def select_ids(table: str, id_column: str, count: int, mark: str) -> str:
-    """SELECT the existing ones of ``count`` ids, for the driver: ``mark`` is its placeholder.
+    """Return SELECT of the existing ones of ``count`` ids, for the driver: ``mark`` is its placeholder.
 
     Not a clause to be compiled: the count varies freely, and SQLAlchemy and ``statement_execution`` cache what they
     compile.

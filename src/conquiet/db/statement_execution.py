@@ -71,7 +71,7 @@ def execute(conn: Connection, statement: TextClause, params: Mapping[str, Any] =
 
 
 def insert_rows(conn: Connection, rows: Rows) -> None:
-    """INSERT many rows; on MySQL in one statement, which inserts all or none."""
+    """Insert many rows; on MySQL in one statement, which inserts all or none."""
     columns = rows.columns
     statement = sql.insert(rows.table, columns)
     string, _ = _for_driver(statement, conn.dialect)

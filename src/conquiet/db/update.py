@@ -79,7 +79,7 @@ class Updates:
         return outcome
 
     def _alone(self, pool: WriterPool, op: DbOperation) -> WriteOutcome:
-        """One statement in autocommit mode: its own transaction, one round trip."""
+        """Send one statement in autocommit mode: its own transaction, one round trip."""
         info = OperationInfo("update", op.table)
         with checked_out(pool, info, autocommit=True) as checkout, translate_errors(info, committing=True):
             matched = self._send(checkout, op, op.payload)

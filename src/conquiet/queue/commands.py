@@ -14,7 +14,7 @@ class AddCommand:
         self._xadd = b"*5\r\n" + pack_prefix("XADD", stream, "*", "data")
 
     def pack(self, data: bytes) -> bytes:
-        """XADD of one encoded payload. SPEC(001 §3.1)."""
+        """Return XADD of one encoded payload. SPEC(001 §3.1)."""
         return b"%b$%d\r\n%b\r\n" % (self._xadd, len(data), data)
 
 
@@ -29,11 +29,11 @@ class StreamCommands:
         self._reads: dict[tuple[int, int], bytes] = {}
 
     def create_group(self) -> bytes:
-        """XGROUP CREATE from the first entry on. SPEC(001 §5.2)."""
+        """Return XGROUP CREATE from the first entry on. SPEC(001 §5.2)."""
         return create_group(self._stream, self._group)
 
     def read_new(self, block_ms: int, count: int) -> bytes:
-        """XREADGROUP of entries never delivered to the group. SPEC(001 §5.4)."""
+        """Return XREADGROUP of entries never delivered to the group. SPEC(001 §5.4)."""
         key = (block_ms, count)
         packed = self._reads.get(key)
         if packed is None:
@@ -43,44 +43,44 @@ class StreamCommands:
         return packed
 
     def read_own(self, after: str, count: int) -> bytes:
-        """XREADGROUP of this consumer's own pending entries after the id ``after``."""
+        """Return XREADGROUP of this consumer's own pending entries after the id ``after``."""
         return self._read(after, "COUNT", count)
 
     def ack(self, message_id: str) -> bytes:
-        """XACK of one entry. SPEC(001 §5.5)."""
+        """Return XACK of one entry. SPEC(001 §5.5)."""
         data = message_id.encode()
         return b"%b$%d\r\n%b\r\n" % (self._xack, len(data), data)
 
     def ack_all(self, ids: list[str]) -> bytes:
-        """XACK of several entries."""
+        """Return XACK of several entries."""
         return pack("XACK", self._stream, self._group, *ids)
 
     def consumers(self) -> bytes:
-        """XINFO CONSUMERS: pending entries of each consumer."""
+        """Return XINFO CONSUMERS: pending entries of each consumer."""
         return pack("XINFO", "CONSUMERS", self._stream, self._group)
 
     def pending(
         self, *, count: int, start: str = "-", end: str = "+", min_idle_ms: int = 0, consumer: bytes | None = None
     ) -> bytes:
-        """XPENDING of a range, of one consumer or of all, idle for at least ``min_idle_ms``."""
+        """Return XPENDING of a range, of one consumer or of all, idle for at least ``min_idle_ms``."""
         idle: tuple[Word, ...] = ("IDLE", min_idle_ms) if min_idle_ms else ()
         owner = () if consumer is None else (consumer,)
         return pack("XPENDING", self._stream, self._group, *idle, start, end, count, *owner)
 
     def pending_by_consumer(self) -> bytes:
-        """XPENDING as a summary: the number of entries of each consumer."""
+        """Return XPENDING as a summary: the number of entries of each consumer."""
         return pack("XPENDING", self._stream, self._group)
 
     def pending_of_own(self, start: str, end: str, count: int) -> bytes:
-        """XPENDING of this consumer's entries, for their delivery counts."""
+        """Return XPENDING of this consumer's entries, for their delivery counts."""
         return self.pending(count=count, start=start, end=end, consumer=self._consumer.encode())
 
     def claim(self, min_idle_ms: int, ids: list[str]) -> bytes:
-        """XCLAIM for this consumer; the server checks the idle time again. SPEC(001 §5.6)."""
+        """Return XCLAIM for this consumer; the server checks the idle time again. SPEC(001 §5.6)."""
         return pack("XCLAIM", self._stream, self._group, self._consumer, min_idle_ms, *ids)
 
     def exists(self, message_id: str) -> bytes:
-        """XRANGE of exactly one entry."""
+        """Return XRANGE of exactly one entry."""
         return pack("XRANGE", self._stream, message_id, message_id, "COUNT", 1)
 
     def _read(self, start: str, *options: Word) -> bytes:

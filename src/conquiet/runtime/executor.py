@@ -101,7 +101,7 @@ def settlement_of(error: BaseException) -> Settlement:
 
 
 def is_async(function: Callable[..., Any], name: str = "handler") -> bool:
-    """True for ``async def`` in any of its forms (a method, a partial, an object with an async ``__call__``)."""
+    """Return True for ``async def`` in any of its forms (a method, a partial, an object with an async ``__call__``)."""
     if not callable(function):
         raise ConfigurationError(f"{name} must be callable: async def {name}(message, ctx)")
     reject_generator_function(name, function)

@@ -49,7 +49,7 @@ class LeaseTable:
         self._survived.add(message.stream, message.id)
 
     def has_survived(self, message: RuntimeMessage) -> bool:
-        """True after ``note_survived`` for this entry."""
+        """Return True after ``note_survived`` for this entry."""
         return self._survived.is_known(message.stream, message.id)
 
     def snapshot(self) -> list[RuntimeMessage]:
@@ -70,7 +70,7 @@ def due(messages: Iterable[RuntimeMessage], now: float, settings: RuntimeSetting
 
 
 def is_overlong(message: RuntimeMessage, now: float, settings: RuntimeSettings) -> bool:
-    """True if the handler has run for more than ``max_lease_s``: other consumers may claim the message. Pure."""
+    """Return True if the handler has run for more than ``max_lease_s``: other consumers may claim the message. Pure."""
     return bool(message.started_at) and now - message.started_at > settings.max_lease_s
 
 

@@ -39,4 +39,4 @@ class MySQLRowLockBackend(LockBackend):
         ).first()
 
     def release(self, conn: Connection, op: DbOperation) -> None:
-        """Nothing to do: the lock ended with the transaction."""
+        """Do nothing: the lock ended with the transaction."""
