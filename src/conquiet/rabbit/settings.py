@@ -87,7 +87,7 @@ class RabbitSettings:
     grace_s: float = 25.0
     heartbeat_s: int | None = None
     connect_timeout_s: float = 10.0
-    max_reconnects: int = 20
+    max_reconnects: int = 30
     reconnect: Backoff = field(default_factory=lambda: Backoff(base_s=0.2, cap_s=30.0))
     outage: Backoff = field(default_factory=lambda: Backoff(base_s=1.0, cap_s=30.0))
     ssl_context: ssl.SSLContext | None = field(default=None, repr=False)

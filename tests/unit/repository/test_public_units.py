@@ -2,14 +2,20 @@
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import api_docs
 import pytest
 
 from conquiet.config import QueueConfig
+from conquiet.management import JobAdmin, PendingFilter, list_streams
+from conquiet.management.doctor.redis_facts import RedisLimits
+from conquiet.processor import DeadLetters, Jobs, ProcessorSettings
+from conquiet.queue import StreamProducer
+from conquiet.rabbit import RabbitSettings
 from conquiet.runtime import Consumer, RuntimeSettings
+from conquiet.transactional import DatabaseRetention, Inbox, Outbox
 
 TIME = re.compile(
     r"(?:^|_)(timeout|delay|interval|ttl|wait|idle|age|grace|lease|duration|expiry|period|seconds|pause)(?:_|$)"
@@ -93,7 +99,17 @@ def test_no_exception_to_the_unit_is_out_of_date() -> None:
     assert (NAMED_BY_A_SEED | WHOLE_SECONDS | MILLISECONDS) - names == set()
 
 
-def test_the_idle_time_of_a_stale_entry_has_one_default() -> None:
-    places = [QueueConfig, RuntimeSettings, Consumer]
-
-    assert {inspect.signature(place).parameters["claim_idle_ms"].default for place in places} == {60_000}
+@pytest.mark.parametrize(
+    ("name", "places", "default"),
+    [
+        ("claim_idle_ms", [QueueConfig, RuntimeSettings, Consumer], 60_000),
+        ("max_deliveries", [RuntimeSettings, RedisLimits], 20),
+        ("max_reconnects", [RuntimeSettings, RabbitSettings], 30),
+        ("grace_s", [RuntimeSettings, RabbitSettings], 25.0),
+        ("max_payload_bytes", [QueueConfig, RuntimeSettings, ProcessorSettings, StreamProducer], 1_048_576),
+        ("batch", [DatabaseRetention, Inbox.purge, Outbox.purge], 500),
+        ("limit", [DeadLetters.list, Jobs.list, JobAdmin.list, list_streams, PendingFilter, Outbox.parked], 100),
+    ],
+)
+def test_one_idea_has_one_default(name: str, places: list[Callable[..., object]], default: float) -> None:
+    assert {inspect.signature(place).parameters[name].default for place in places} == {default}
