@@ -107,10 +107,10 @@ async def test_a_message_whose_time_is_past_is_handled_at_once(
         await wait_until_async(lambda: calls)
 
 
-async def test_an_earlier_message_wakes_a_mover_that_sleeps_for_a_later_one(
+async def test_an_earlier_message_wakes_a_promoter_that_sleeps_for_a_later_one(
     ran: Processor, calls: list[tuple[str, float]], make_processor: Callable[..., Processor]
 ) -> None:
-    """The mover would sleep for half a minute; only the wake-up, from another host, makes it look."""
+    """The promoter would sleep for half a minute; only the wake-up, from another host, makes it look."""
     other = make_processor()
     async with ran:
         await other.emit("remind", id="late", delay_s=600)
@@ -130,7 +130,7 @@ async def test_the_next_host_moves_messages_that_became_due_without_one(
         await wait_until_async(lambda: calls)
 
 
-async def test_many_movers_move_each_message_once(
+async def test_many_promoters_move_each_message_once(
     client: RawAsyncRedis, keys: Keys, make_processor: Callable[..., Processor], place: Place
 ) -> None:
     """With CONQUIET_TORTURE=1 it is a hundred thousand messages due at the same moment."""
@@ -143,19 +143,19 @@ async def test_many_movers_move_each_message_once(
         return
 
     clients = [clone_async(client) for _ in range(4)]
-    movers = [DelayedPromoter(own, [keys], limit=100, refresh_s=1.0, listeners=[nothing]) for own in clients]
-    for mover in movers:
-        await mover.start()
+    promoters = [DelayedPromoter(own, [keys], limit=100, refresh_s=1.0, listeners=[nothing]) for own in clients]
+    for promoter in promoters:
+        await promoter.start()
     await wait_until_async(lambda: _is(place.waiting, 0))
-    for mover, own in zip(movers, clients, strict=True):
-        await mover.close()
+    for promoter, own in zip(promoters, clients, strict=True):
+        await promoter.close()
         await own.aclose()
 
     attempts = await place.attempts()
     assert len(attempts) == len(set(attempts)) == count
 
 
-async def test_a_mover_outlives_a_server_that_forgets_its_scripts_and_breaks_connections(
+async def test_a_promoter_outlives_a_server_that_forgets_its_scripts_and_breaks_connections(
     ran: Processor, calls: list[tuple[str, float]], client: RawAsyncRedis
 ) -> None:
     async with ran:

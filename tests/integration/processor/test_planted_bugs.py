@@ -13,7 +13,7 @@ from conquiet.processor.keys import Keys
 from conquiet.testing import wait_until_async
 
 
-async def test_a_debounced_message_that_is_first_to_be_due_wakes_the_movers(
+async def test_a_debounced_message_that_is_first_to_be_due_wakes_the_promoters(
     make_processor: Callable[..., Processor], client: RawAsyncRedis, keys: Keys
 ) -> None:
     processor = make_processor()
@@ -28,10 +28,10 @@ async def test_a_debounced_message_that_is_first_to_be_due_wakes_the_movers(
     await processor.emit("pay", delay_s=900, debounce="b")
 
     assert first != second
-    assert await last_wake_up() == second  # it waits behind others: no mover has to know
+    assert await last_wake_up() == second  # it waits behind others: no promoter has to know
 
 
-async def test_a_booked_turn_wakes_a_mover_that_sleeps_longer(
+async def test_a_reserved_start_wakes_a_promoter_that_sleeps_longer(
     make_processor: Callable[..., Processor],
 ) -> None:
     processor = make_processor(refresh_s=600)

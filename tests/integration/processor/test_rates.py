@@ -61,7 +61,7 @@ async def test_rate_reservations_of_parked_messages_are_made_again(
 
 
 async def test_of_an_entry_that_is_in_other_hands_no_turn_is_booked(client: RawAsyncRedis, place: Place) -> None:
-    """Otherwise it would wait here and run there. A reservation wakes the movers: nothing waits before it."""
+    """Otherwise it would wait here and run there. A reservation wakes the promoters: nothing waits before it."""
     keys = place.keys
     await client.xgroup_create(keys.stream, "processor", "0", mkstream=True)
     entry = (await client.xadd(keys.stream, {"data": "{}"})).decode()

@@ -85,7 +85,7 @@ async def test_many_failures_at_once_are_settled_in_few_round_trips(
         await wait_until_async(lambda: _is(place.waiting, 100))
     used = await place.calls("evalsha") - before
 
-    # A hundred emits, the mover's looks, and far fewer than a hundred settlements.
+    # A hundred emits, the promoter's polls, and far fewer than a hundred settlements.
     assert used < 100 + 40
     assert failed == 100
 
@@ -159,7 +159,7 @@ async def test_an_entry_that_is_in_other_hands_is_neither_scheduled_nor_acknowle
     await own.aclose()
 
 
-async def test_movers_are_woken_when_what_waits_first_is_another_and_only_then(
+async def test_promoters_are_woken_when_what_waits_first_is_another_and_only_then(
     client: RawAsyncRedis, keys: Keys
 ) -> None:
     await client.xgroup_create(keys.stream, "processor", "0", mkstream=True)

@@ -24,8 +24,8 @@ async def test_a_stop_before_the_engine_has_begun_is_a_good_end(
     processor.handler("pay")(_never)
     start = DelayedPromoter.start
 
-    async def interrupted(mover: DelayedPromoter) -> None:
-        await start(mover)
+    async def interrupted(promoter: DelayedPromoter) -> None:
+        await start(promoter)
         processor.stop()
 
     monkeypatch.setattr(DelayedPromoter, "start", interrupted)

@@ -163,7 +163,7 @@ async def test_threads_that_handlers_have_taken_hold_nothing_up(
     leave.set()
 
 
-async def test_a_slot_that_waits_for_slow_callbacks_has_abandoned_nothing(
+async def test_a_worker_that_waits_for_slow_callbacks_has_abandoned_nothing(
     make_engine: MakeEngine, run: Run, enqueue: Enqueue, patch: pytest.MonkeyPatch
 ) -> None:
     enqueue(30)

@@ -432,7 +432,7 @@ async def test_a_callback_that_is_async_may_be_slow_without_losing_events(
     await running.stop()
 
 
-async def test_a_message_claimed_while_it_waited_for_a_slot_is_not_started(
+async def test_a_message_claimed_while_it_waited_for_a_worker_is_not_started(
     make_engine: MakeEngine,
     run: Run,
     enqueue: Enqueue,

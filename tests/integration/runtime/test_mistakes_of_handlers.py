@@ -196,7 +196,7 @@ async def test_a_lease_loss_found_by_extend_is_reported_and_counted_once(
     assert RUNTIME_LEASES_LOST_TOTAL.labels(stream)._value.get() - before == 1
 
 
-async def test_a_cancellation_that_a_handler_left_behind_costs_no_slot(
+async def test_a_cancellation_that_a_handler_left_behind_costs_no_worker(
     make_engine: MakeEngine, run: Run, enqueue: Enqueue
 ) -> None:
     done: list[int] = []

@@ -7,7 +7,7 @@ import pytest
 from conquiet.processor.handler_limiter import HandlerLimiter
 
 
-async def test_never_more_at_once_than_slots_and_first_comes_first() -> None:
+async def test_never_more_at_once_than_the_limit_and_first_comes_first() -> None:
     slots = HandlerLimiter(2, lambda: False)
     running, most, order = 0, 0, []
 
@@ -45,7 +45,7 @@ async def test_a_cancelled_waiter_leaves_its_place_to_the_next(moment: str) -> N
     assert gone.cancelled()
 
 
-async def test_no_slot_is_given_once_the_worker_stops() -> None:
+async def test_no_start_is_given_once_the_worker_stops() -> None:
     stopping = False
     slots = HandlerLimiter(1, lambda: stopping)
     assert await slots.acquire()

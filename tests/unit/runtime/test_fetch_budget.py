@@ -17,7 +17,7 @@ def test_a_lone_fetcher_may_use_the_whole_budget() -> None:
     assert budget.may_block
 
 
-def test_a_waiting_read_reserves_little_and_keeps_no_slot_from_work() -> None:
+def test_a_waiting_read_reserves_little_and_keeps_no_worker_from_work() -> None:
     budget = FetchBudget(10, 6, 3)
     for fetcher in ("b", "c"):
         budget.reserve(fetcher, budget.available_for_wait(fetcher, 0), waiting=True)
@@ -28,14 +28,14 @@ def test_a_waiting_read_reserves_little_and_keeps_no_slot_from_work() -> None:
     assert not FetchBudget(1, 5, 3).is_oversubscribed
 
 
-def test_a_slot_that_another_fetcher_reads_for_is_not_filled_twice() -> None:
+def test_a_worker_that_another_fetcher_reads_for_is_not_filled_twice() -> None:
     budget = FetchBudget(10, 6, 2)
     budget.reserve("b", 4, waiting=False)
 
     assert budget.available("a", 3, 0) == 3
 
 
-def test_the_fetcher_that_has_waited_longest_gets_the_only_slot() -> None:
+def test_the_fetcher_that_has_waited_longest_gets_the_only_worker() -> None:
     budget = FetchBudget(1, 0, 3)
     budget.reserve("a", budget.available("a", 0, 0), waiting=False)
     assert (budget.available("b", 0, 0), budget.available("c", 0, 0)) == (0, 0)

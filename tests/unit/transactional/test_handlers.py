@@ -242,7 +242,7 @@ async def test_every_form_of_a_handler_uses_the_inbox_object_it_is_given(
     assert inbox_rows(engine) == {("s", "g", "order-7")}
 
 
-def test_a_fence_is_taken_as_well(engine: Engine) -> None:
+def test_a_lease_check_is_taken_as_well(engine: Engine) -> None:
     handle = for_runtime(write, engine=engine, inbox=LeaseCheck(lambda _: False, Inbox()))
 
     with pytest.raises(LeaseLostError):

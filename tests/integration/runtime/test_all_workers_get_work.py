@@ -1,4 +1,4 @@
-"""Every slot gets work, however slowly it comes in."""
+"""Every worker of the pool gets work, however slowly messages arrive."""
 
 import asyncio
 
@@ -8,8 +8,10 @@ from conquiet.runtime import MessageContext, RuntimeMessage
 from conquiet.testing import wait_until_async
 
 
-async def test_messages_that_trickle_in_fill_all_slots(make_engine: MakeEngine, run: Run, enqueue: Enqueue) -> None:
-    """No handler has ended. The fetcher pauses while a message waits for a slot, and resumes when it got one."""
+async def test_messages_that_arrive_slowly_reach_all_workers(
+    make_engine: MakeEngine, run: Run, enqueue: Enqueue
+) -> None:
+    """No handler has ended. The fetcher pauses while a message waits for a worker, and resumes when it has one."""
     go = asyncio.Event()
     begun: list[str] = []
 

@@ -81,7 +81,7 @@ async def test_a_message_acknowledged_during_its_claim_is_not_run_again(
     await engine_run.stop()
 
 
-async def test_withholding_a_stream_ends_one_waiting_read_and_no_later_one(
+async def test_pausing_a_stream_ends_one_waiting_read_and_no_later_one(
     make_engine: MakeEngine, run: Run, raw: RawRedis, stream: str, enqueue: Enqueue
 ) -> None:
     """Calls are counted, not time. Ending every read early would keep an idle host and its server busy."""
