@@ -219,14 +219,14 @@ def tls_context(options: Mapping[str, str]) -> ssl.SSLContext | None:
         raise _unusable(f"cacertfile {authorities!a}", error) from error
     if certificate is not None:
         try:
-            context.load_cert_chain(certificate, key, password=_refuse_password)
+            context.load_cert_chain(certificate, key, password=_reject_password)
         except (OSError, ValueError) as error:
             keyed = "" if key is None else f" with keyfile {key!a}"
             raise _unusable(f"certfile {certificate!a}{keyed}", error) from error
     return context
 
 
-def _refuse_password() -> str:
+def _reject_password() -> str:
     # Without this, OpenSSL would read the password from the terminal, and the process would wait there.
     raise ValueError("the key is encrypted, and needs a password")
 

@@ -138,7 +138,7 @@ class Lifecycle:
         """True before the start and after the end."""
         return self.status in {Status.NEW, Status.STOPPED}
 
-    def _refuse_during_import(self) -> None:
+    def _reject_during_import(self) -> None:
         if _is_importing.get():
             raise LifecycleError(
                 f"{self._name} cannot start: a command is importing its module, and starts it itself. "
@@ -157,7 +157,7 @@ class AsyncLifecycle(Lifecycle):
 
     def start(self) -> None:
         """See ``Lifecycle``. Refused while a command imports the module."""
-        self._refuse_during_import()
+        self._reject_during_import()
         super().start()
 
     def finish(self) -> None:
@@ -195,7 +195,7 @@ class BlockingLifecycle(Lifecycle):
 
     def start(self, *, in_background: bool = False) -> None:
         """See ``AsyncLifecycle``. ``in_background``: another thread than the caller's is going to run."""
-        self._refuse_during_import()
+        self._reject_during_import()
         super().start()
         self._thread = None if in_background else threading.get_ident()
 

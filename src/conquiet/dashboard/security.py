@@ -91,14 +91,14 @@ class Gate:
         path = local_path(request)
         opened = self._has_login and path.startswith(OPEN_PATHS)
         if request.method not in SAFE_METHODS:
-            return self._refuse_change(request, access, opened=opened)
+            return self._reject_change(request, access, opened=opened)
         if access is None and not opened:
             if self._has_login and request.method == "GET" and not path.startswith("/live"):
                 return RedirectResponse(f"{root_of(request)}/login", 303)
             return PlainTextResponse("You have no access to this dashboard.", 401)
         return None
 
-    def _refuse_change(self, request: Request, access: Access | None, *, opened: bool) -> Response | None:
+    def _reject_change(self, request: Request, access: Access | None, *, opened: bool) -> Response | None:
         if not opened and (access is None or not access.can_change):
             return PlainTextResponse(
                 "This dashboard is read-only for you: nothing was changed. Log in, or ask for the right to do this.",

@@ -44,7 +44,7 @@ def sync_queue(url: str | Sequence[str], queue: str, syncer: Syncer, **options: 
         UncaughtError: Other code raised an error that was not caught.
         RabbitError: The broker cannot be reached, or the queue does not exist.
     """
-    _refuse_inside_loop("sync_queue")
+    _reject_inside_loop("sync_queue")
     return _work(RabbitConsumer(url, queue, syncer, **{**seed_defaults(), **options}))
 
 
@@ -60,7 +60,7 @@ def run_process(url: str | Sequence[str], queue: str, syncer: Syncer, **options:
     """
     events: set[EventKind] = set()
     try:
-        _refuse_inside_loop("run_process")
+        _reject_inside_loop("run_process")
         consumer = RabbitConsumer(url, queue, syncer, **options)
         consumer.listen(lambda event: events.add(event.kind))
         count = _work(consumer)
@@ -72,7 +72,7 @@ def run_process(url: str | Sequence[str], queue: str, syncer: Syncer, **options:
     return _FAILED if count.abandoned else 0
 
 
-def _refuse_inside_loop(name: str) -> None:
+def _reject_inside_loop(name: str) -> None:
     if asyncio._get_running_loop() is not None:  # noqa: SLF001 - the public function raises without a loop
         raise LifecycleError(f"{name} starts an event loop; inside a running one: await RabbitConsumer(...).run()")
 

@@ -123,7 +123,7 @@ class AsyncTransaction:
 
     async def _commit(self, connection: AsyncConnection) -> None:
         assert self._guard is not None  # noqa: S101 - entered
-        self._refuse_ended(connection)
+        self._reject_ended(connection)
         if self._before_commit is not None:
             self._before_commit()
         transaction = await self._identify(connection) if is_postgres(self._engine.sync_engine) else None
@@ -157,7 +157,7 @@ class AsyncTransaction:
             if resolved is not None:
                 raise resolved from error
 
-    def _refuse_ended(self, connection: AsyncConnection) -> None:
+    def _reject_ended(self, connection: AsyncConnection) -> None:
         inner = connection.sync_connection
         if inner is None or inner.invalidated:
             raise DatabaseUnavailableError(

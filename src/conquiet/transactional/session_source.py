@@ -277,7 +277,7 @@ def source_of(engine: object) -> SyncSource | AsyncSource:
     if isinstance(engine, sessionmaker):
         bind = engine.kw.get("bind")
         if not isinstance(bind, Engine):
-            _refuse_bind("sessionmaker", "Engine", bind)
+            _reject_bind("sessionmaker", "Engine", bind)
         _require_joining("sessionmaker", engine.kw, engine.class_)
         return SyncSource(bind, engine)
     if any(kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in type(engine).__mro__):
@@ -301,7 +301,7 @@ def _async_source_of(engine: object) -> AsyncSource:
     if isinstance(engine, async_sessionmaker):
         bind = engine.kw.get("bind")
         if not isinstance(bind, AsyncEngine):
-            _refuse_bind("async_sessionmaker", "AsyncEngine", bind)
+            _reject_bind("async_sessionmaker", "AsyncEngine", bind)
         inner = engine.kw.get("sync_session_class") or engine.class_.sync_session_class
         _require_joining("async_sessionmaker", engine.kw, inner)
         return AsyncSource(bind, engine)
@@ -311,7 +311,7 @@ def _async_source_of(engine: object) -> AsyncSource:
     )
 
 
-def _refuse_bind(maker: str, wanted: str, bind: object) -> NoReturn:
+def _reject_bind(maker: str, wanted: str, bind: object) -> NoReturn:
     raise ConfigurationError(
         f"the {maker} must be bound to one {wanted}, the database of the inbox: {maker}(engine); it is bound to "
         f"{'nothing' if bind is None else type(bind).__name__}"

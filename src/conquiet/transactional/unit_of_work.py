@@ -125,7 +125,7 @@ class _OfConnection(UnitOfWork):
     __slots__ = ("_connection",)
 
     def __init__(self, connection: Connection) -> None:
-        _refuse_autocommit(connection)
+        _reject_autocommit(connection)
         super().__init__(connection.engine, dialect_named(connection.dialect.name, connection.dialect.driver))
         self._connection = connection
 
@@ -240,7 +240,7 @@ def _connection_of(session: Session) -> Connection:
         raise as_write_error(error, _ABOUT, connecting=session.get_bind().engine) from error
 
 
-def _refuse_autocommit(connection: Connection) -> None:
+def _reject_autocommit(connection: Connection) -> None:
     """Raise in autocommit mode: the row would be committed separately, without an error."""
     if connection._is_autocommit_isolation():  # noqa: SLF001 - the public method costs a round trip
         raise ConfigurationError("the connection is in AUTOCOMMIT mode: the inbox and the outbox need a transaction")
