@@ -10,6 +10,9 @@ from conquiet.config import DbConfig as DbConfig
 from conquiet.config import QueueConfig as QueueConfig
 from conquiet.core.lifecycle import Health as Health
 from conquiet.core.lifecycle import Status as Status
+from conquiet.core.lifecycle import SupportsConcurrency as SupportsConcurrency
+from conquiet.core.lifecycle import SupportsParts as SupportsParts
+from conquiet.core.lifecycle import SupportsServerWait as SupportsServerWait
 from conquiet.core.lifecycle import Worker as Worker
 from conquiet.core.log_format import JsonFormatter as JsonFormatter
 from conquiet.db.locking.strategy import LockStrategy as LockStrategy
