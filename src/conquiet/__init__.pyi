@@ -8,6 +8,7 @@ from conquiet.app import SyncEmit as SyncEmit
 from conquiet.app import TestApp as TestApp
 from conquiet.config import DbConfig as DbConfig
 from conquiet.config import QueueConfig as QueueConfig
+from conquiet.core.backoff import Backoff as Backoff
 from conquiet.core.lifecycle import Health as Health
 from conquiet.core.lifecycle import Status as Status
 from conquiet.core.lifecycle import SupportsConcurrency as SupportsConcurrency

@@ -37,6 +37,7 @@ from conquiet.processor.dead_letters import (  # noqa: E402
 from conquiet.processor.emit_requests import Emitted, NewMessage  # noqa: E402
 from conquiet.processor.emitter import Emitter  # noqa: E402
 from conquiet.processor.envelope import Envelope  # noqa: E402
+from conquiet.processor.failed_attempts import FailedAttempt  # noqa: E402
 from conquiet.processor.jobs import Job, JobPage, Jobs, JobState  # noqa: E402
 from conquiet.processor.key_order import KeyOrder, KeyQueue, OrderReport  # noqa: E402
 from conquiet.processor.partitioned import PartitionedProcessor  # noqa: E402
@@ -61,6 +62,7 @@ __all__ = [
     "Emitted",
     "Emitter",
     "Envelope",
+    "FailedAttempt",
     "HandlerCancelledError",
     "Job",
     "JobContext",

@@ -30,7 +30,7 @@ QueueBatchHandler = Callable[[list[QueueMessage], Any], object]
 """A plain function, called with messages and a ``DbSession``. Its return value is ignored."""
 
 
-class BatchInboxProtocol(Protocol):
+class BatchDeduplicator(Protocol):
     """Decides which messages of a batch are handled; ``conquiet.transactional.Inbox`` is the implementation."""
 
     def once_many(self, session: Any, msgs: Sequence[QueueMessage]) -> "AbstractContextManager[list[bool]]":
@@ -43,7 +43,7 @@ class BatchMessageRunner(ConsumerRunner):
 
     _takes = "msgs"
     _checks_by = "once_many"
-    _inbox: BatchInboxProtocol | None
+    _inbox: BatchDeduplicator | None
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from conquiet.core.lifecycle import BlockingLifecycle, Health, Status, sleep_unl
 from conquiet.core.log import FactLogger
 from conquiet.core.validation import require_seconds
 from conquiet.errors import ConfigurationError, LifecycleError, QueueError
-from conquiet.queue.batch_runner import BatchInboxProtocol, BatchMessageRunner, QueueBatchHandler
+from conquiet.queue.batch_runner import BatchDeduplicator, BatchMessageRunner, QueueBatchHandler
 from conquiet.queue.models import Backlog, MessageBatch, QueueMessage
 from conquiet.queue.outage import Outage
 from conquiet.queue.redis_streams import LONGEST_SLICE_MS, RedisStreamsQueue, require_config
@@ -264,7 +264,7 @@ class QueueConsumer(ClosedAfterUse):
         batch: int = 200,
         within_s: float = WITHIN_S,
         on_malformed: OnMalformed | None = None,
-        inbox: BatchInboxProtocol | None = None,
+        inbox: BatchDeduplicator | None = None,
     ) -> None:
         """Handle new messages in batches until stopped: read many, one transaction, commit, one acknowledgement.
 

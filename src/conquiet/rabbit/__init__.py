@@ -21,8 +21,9 @@ from conquiet.rabbit.dead_delivery import DeadDelivery, DeliveryCause, DeliveryF
 from conquiet.rabbit.dead_letters import RabbitDeadLetters  # noqa: E402
 from conquiet.rabbit.delivery import Delivery, current_delivery  # noqa: E402
 from conquiet.rabbit.message_schemas import SchemaRegistry  # noqa: E402
+from conquiet.rabbit.peek_safety import PeekUnsafeError  # noqa: E402
 from conquiet.rabbit.proca.keystore import FileKeyStore, KeyStore, MemoryKeyStore  # noqa: E402
-from conquiet.rabbit.proca.messages import ActionMessage, EventMessage  # noqa: E402
+from conquiet.rabbit.proca.messages import ActionMessage, EventMessage, KeyRef, PersonalInfo  # noqa: E402
 from conquiet.rabbit.proca.seal import seal  # noqa: E402
 from conquiet.rabbit.process_runner import run_process, sync_queue  # noqa: E402
 from conquiet.rabbit.publisher import Outgoing, Publisher  # noqa: E402
@@ -41,9 +42,12 @@ __all__ = [
     "EventKind",
     "EventMessage",
     "FileKeyStore",
+    "KeyRef",
     "KeyStore",
     "MemoryKeyStore",
     "Outgoing",
+    "PeekUnsafeError",
+    "PersonalInfo",
     "Publisher",
     "RabbitConsumer",
     "RabbitDeadLetters",

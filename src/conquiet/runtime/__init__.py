@@ -25,7 +25,8 @@ from conquiet.runtime.consumer import Consumer  # noqa: E402
 from conquiet.runtime.context import MessageContext, SyncMessageContext  # noqa: E402
 from conquiet.runtime.engine_events import EngineError, Failed, Started, Succeeded  # noqa: E402
 from conquiet.runtime.health import EngineHealth, StopReport  # noqa: E402
-from conquiet.runtime.message import RuntimeMessage  # noqa: E402
+from conquiet.runtime.message import HandlerState, Ownership, RuntimeMessage  # noqa: E402
+from conquiet.runtime.metrics import StreamCounts  # noqa: E402
 from conquiet.runtime.settings import RuntimeSettings  # noqa: E402
 from conquiet.runtime.stream_reader import StreamReader  # noqa: E402
 
@@ -34,11 +35,14 @@ __all__ = [
     "EngineError",
     "EngineHealth",
     "Failed",
+    "HandlerState",
     "MessageContext",
+    "Ownership",
     "RuntimeMessage",
     "RuntimeSettings",
     "Started",
     "StopReport",
+    "StreamCounts",
     "StreamReader",
     "Succeeded",
     "SyncMessageContext",

@@ -27,7 +27,7 @@ MILLISECONDS = {
     "after_ms", "at_ms", "before_ms", "created_ms", "delay_until_ms", "due_ms", "emitted_ms", "failed_ms",
     "first_failed_ms", "first_ms", "instant_ms", "last_ms", "now_ms", "reserved_ms", "since_ms", "times_ms",
     "unknown_since_ms", "until_ms",  # moments, as Redis counts them: the first part of a stream id
-    "duration_ms", "keep_result_ms",  # fields of stored records
+    "duration_ms", "ended_ms", "keep_result_ms",  # fields of stored records
     "wait_ms",  # StreamReader.read passes it to Redis as BLOCK
 }  # fmt: skip
 
