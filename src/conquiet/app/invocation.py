@@ -223,9 +223,9 @@ class Invocation:
         return None if self._signature.payload is None else self._event.decode(message)
 
     def _refused(self, error: Exception) -> bool:
-        from conquiet.rabbit.syncer import DeadLetterNow, Requeue
+        from conquiet.rabbit.syncer import DeadLetterNow, Postpone
 
-        if isinstance(error, InfrastructureError | Requeue | DeadLetterNow):
+        if isinstance(error, InfrastructureError | Postpone | DeadLetterNow):
             raise error
         if isinstance(error, (PayloadError, *_rejections())):
             raise DeadLetterNow(str(error)) from None  # the text names the field and holds no value

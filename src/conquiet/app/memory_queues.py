@@ -25,7 +25,7 @@ from conquiet.rabbit.delivery import CURRENT
 from conquiet.rabbit.pipeline import Pipeline, Ready
 from conquiet.rabbit.settings import RabbitSettings
 from conquiet.rabbit.settle import DeliveryFacts, Disposition, Verdict, decide
-from conquiet.rabbit.syncer import Postponed, Requeue, Unavailable, interpret_error, interpret_result
+from conquiet.rabbit.syncer import Postpone, Postponed, Unavailable, interpret_error, interpret_result
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class MemoryQueues:
             report = report_of(outcome)
             if isinstance(report, Unavailable | Postponed):
                 self._waiting.append(delivery)  # not the message's fault: no attempt is counted
-                interrupted = outcome or Requeue()
+                interrupted = outcome or Postpone()
                 continue
             try:
                 self._settle(delivery, report, queue)
@@ -157,7 +157,7 @@ class MemoryQueues:
         context.run(CURRENT.set, delivery)  # type: ignore[arg-type]
         try:
             result = await self._call(queue, message, context)
-        except (InfrastructureError, Requeue):
+        except (InfrastructureError, Postpone):
             self._waiting.append(delivery)  # not the message's fault: no attempt is counted
             raise
         except Exception as error:  # noqa: BLE001 - a handler may raise anything

@@ -28,7 +28,7 @@ from conquiet.rabbit.proca.seal import seal  # noqa: E402
 from conquiet.rabbit.process_runner import run_process, sync_queue  # noqa: E402
 from conquiet.rabbit.publisher import Outgoing, Publisher  # noqa: E402
 from conquiet.rabbit.settings import RabbitSettings  # noqa: E402
-from conquiet.rabbit.syncer import DeadLetterNow, Requeue  # noqa: E402
+from conquiet.rabbit.syncer import DeadLetterNow, Postpone  # noqa: E402
 
 __all__ = [
     "ActionMessage",
@@ -48,12 +48,12 @@ __all__ = [
     "Outgoing",
     "PeekUnsafeError",
     "PersonalInfo",
+    "Postpone",
     "Publisher",
     "RabbitConsumer",
     "RabbitDeadLetters",
     "RabbitSettings",
     "ReplayReport",
-    "Requeue",
     "SchemaRegistry",
     "current_deliveries",
     "current_delivery",

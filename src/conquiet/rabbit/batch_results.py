@@ -22,7 +22,7 @@ from conquiet.rabbit.syncer import (
     REFUSED,
     ContractBroken,
     Interruption,
-    Requeue,
+    Postpone,
     SyncerResult,
     interpret_error,
     interpret_result,
@@ -88,11 +88,11 @@ def outcomes_of(result: object) -> "list[Any] | None":
 
 
 def failure_of(outcome: Outcome) -> BaseException | None:
-    """Return the failure of one message for its span. ``Requeue`` is not a failure."""
+    """Return the failure of one message for its span. ``Postpone`` is not a failure."""
     match outcome:
         case RefusedError() | BrokenError():
             return RefusedBySyncer()
-        case Requeue():
+        case Postpone():
             return None
         case _:
             return outcome

@@ -39,7 +39,7 @@ class Counters:
         released: Received but not started when the consumer stopped, and returned to the queue.
         abandoned: Still running at the end of the grace period; the message returns to the queue.
         fatal: Broke the syncer's contract: left unsettled, or counted in ``dead_lettered`` too.
-        postponed: Runs of the syncer without a result (``InfrastructureError``, ``Requeue``): the message runs again.
+        postponed: Runs of the syncer without a result (``InfrastructureError``, ``Postpone``): the message runs again.
         reconnects: Connections after the first one.
     """
 

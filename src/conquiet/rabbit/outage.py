@@ -1,6 +1,6 @@
 """Pause a consumer while a server that its syncer needs is unavailable.
 
-If the syncer raises ``InfrastructureError`` or ``Requeue``, the message has not failed. The delivery stays unsettled
+If the syncer raises ``InfrastructureError`` or ``Postpone``, the message has not failed. The delivery stays unsettled
 and runs again in the same process. It does not return to the broker, so it is neither marked as redelivered nor
 counted.
 
@@ -8,7 +8,7 @@ counted.
                                     ▲                       │
                                     └──InfrastructureError──┘
 
-``Requeue`` delays only its message; the others continue.
+``Postpone`` delays only its message; the others continue.
 """
 
 import asyncio

@@ -64,7 +64,7 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """The syncer raised :class:`Requeue`."""
+    """The syncer raised :class:`Postpone`."""
 
 
 SyncerResult = Done | Refused | Rejected | ContractBroken
@@ -76,8 +76,8 @@ REFUSED: Final = Refused()
 POSTPONED: Final = Postponed()
 
 
-class Requeue(ConquietError):  # noqa: N818 - an instruction to the consumer, not an error
-    """Raised by a syncer: return the message to the queue without counting an attempt.
+class Postpone(ConquietError):  # noqa: N818 - an instruction to the consumer, not an error
+    """Raised by a syncer to run the message again after a pause. No attempt is counted; other messages continue.
 
     The consumer keeps the delivery unsettled and calls the syncer again after a pause, which grows from 0.2 s to 10 s.
     The message is never dead-lettered because of it. If the consumer stops meanwhile, the message returns to the queue.
@@ -106,7 +106,7 @@ def interpret_result(result: object) -> SyncerResult:
 
 def interpret_error(error: BaseException, *, who: str = "the syncer") -> Rejected | ContractBroken | Interruption:
     """Interpret an exception of the syncer, or of a step before it."""
-    if isinstance(error, Requeue):
+    if isinstance(error, Postpone):
         return POSTPONED
     if isinstance(error, DeadLetterNow):
         return Rejected(str(error))

@@ -239,7 +239,7 @@ def for_rabbit(
     conflict in the handler's statements has the same result. Give the queue a dead-letter exchange: the second
     consecutive refusal goes there.
 
-    A conflict on the inbox row means that another run of the message has not ended: ``Requeue`` is raised, and no
+    A conflict on the inbox row means that another run of the message has not ended: ``Postpone`` is raised, and no
     attempt is counted. An ``InfrastructureError`` (the database is unavailable, the result of a COMMIT is unknown) is
     raised to the consumer. Any other error stops the consumer.
 
@@ -282,9 +282,9 @@ def for_rabbit(
                 return False
             # Another run of the message holds its inbox row. Counted as an attempt, the message would be dead-lettered
             # while that run commits.
-            from conquiet.rabbit.syncer import Requeue
+            from conquiet.rabbit.syncer import Postpone
 
-            raise Requeue from error
+            raise Postpone from error
         return True
 
     return made_for("queue", queue, source, source.entry_point(syncer))

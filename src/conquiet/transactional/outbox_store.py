@@ -22,7 +22,7 @@ from conquiet.core.tracing import read_headers
 from conquiet.db.dialects import is_mysql, is_postgres
 from conquiet.db.engine_pool import separate_engine
 from conquiet.db.session import DbSession
-from conquiet.transactional.relay_decisions import Candidate, OutboxMessage, Park, Postpone
+from conquiet.transactional.relay_decisions import Candidate, OutboxMessage, Park, RetryRow
 from conquiet.transactional.sql_dialect import SqlDialect
 from conquiet.transactional.statements import outbox_statements
 from conquiet.transactional.target_publisher import IDLE_LIMIT_S
@@ -79,14 +79,14 @@ class OutboxStore:
         return [_message(row) for row in session.fetch_all(self._statements.read_keys, binds)]
 
     def settle(
-        self, session: DbSession, *, published: Sequence[int], refused: Iterable[tuple[Postpone | Park, str]]
+        self, session: DbSession, *, published: Sequence[int], refused: Iterable[tuple[RetryRow | Park, str]]
     ) -> None:
         """Delete published rows and record refusals."""
         if published:
             session.execute(self._statements.delete, {"seqs": json.dumps(published)})
         for decision, reason in refused:
             binds: dict[str, Any] = {"seq": decision.seq, "n": decision.attempts, "reason": reason.encode()[:255]}
-            if isinstance(decision, Postpone):
+            if isinstance(decision, RetryRow):
                 later = self._dialect.interval(decision.delay_s)
                 session.execute(self._statements.retry, {**binds, "later": later})
             else:

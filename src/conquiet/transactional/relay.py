@@ -45,8 +45,8 @@ from conquiet.transactional.outbox_store import OutboxPosition, OutboxStore, own
 from conquiet.transactional.relay_decisions import (
     OutboxMessage,
     Park,
-    Postpone,
     PublishOutcome,
+    RetryRow,
     after_refusal,
     in_order,
     plan,
@@ -360,7 +360,7 @@ class OutboxRelay(ClosedAfterUse):
         self,
         route: _Route,
         published: list[OutboxMessage],
-        refused: list[tuple[Postpone | Park, str]],
+        refused: list[tuple[RetryRow | Park, str]],
         parked: int,
     ) -> None:
         _count_published(route.name, published)

@@ -65,7 +65,7 @@ class PublishOutcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Postpone:
+class RetryRow:
     """Refused: try again later."""
 
     seq: int
@@ -173,9 +173,9 @@ def blocked_keys(messages: Sequence[OutboxMessage], outcomes: Sequence[PublishOu
     }
 
 
-def after_refusal(message: OutboxMessage, *, max_attempts: int, backoff: Backoff) -> Postpone | Park:
+def after_refusal(message: OutboxMessage, *, max_attempts: int, backoff: Backoff) -> RetryRow | Park:
     """Decide whether a refused message is tried again."""
     attempts = message.attempts + 1
     if attempts >= max_attempts:
         return Park(message.seq, attempts)
-    return Postpone(message.seq, attempts, backoff.delay_s(attempts))
+    return RetryRow(message.seq, attempts, backoff.delay_s(attempts))

@@ -23,8 +23,8 @@ from conquiet.app import AppSettings, TestApp
 from conquiet.errors import ConfigurationError, DatabaseUnavailableError
 from conquiet.rabbit import (
     MemoryKeyStore,
+    Postpone,
     RabbitDeadLetters,
-    Requeue,
     SchemaRegistry,
     current_deliveries,
     current_delivery,
@@ -276,7 +276,7 @@ async def test_an_unreadable_body_of_a_queue_dies_with_its_reason(place: QueuePl
 
     @app.queue(QUEUE)
     async def book(order: Order, emit: Emit) -> None:
-        raise Requeue
+        raise Postpone
 
     async with place.running(app):
         if place.test_app is not None:

@@ -9,7 +9,7 @@ from tests.integration.rabbit.conftest import Rabbit
 
 from conquiet.core.backoff import Backoff
 from conquiet.errors import CommitUnknownError, DatabaseUnavailableError, InfrastructureError
-from conquiet.rabbit import RabbitConsumer, Requeue, current_delivery
+from conquiet.rabbit import Postpone, RabbitConsumer, current_delivery
 from conquiet.testing import wait_until_async
 
 pytestmark = pytest.mark.usefixtures("rabbitmq_server")
@@ -137,7 +137,7 @@ async def test_a_requeue_runs_the_message_again_and_lets_the_others_pass(rabbit:
         if message["number"] == 0:
             runs.append(current_delivery().redelivered)
             if len(runs) < 4:
-                raise Requeue
+                raise Postpone
         order.append(message["number"])
         return True
 
@@ -163,7 +163,7 @@ async def test_a_redelivered_message_is_not_dead_lettered_for_a_requeue(rabbit: 
         if len(runs) == 1:
             return False
         if len(runs) < 4:
-            raise Requeue
+            raise Postpone
         return True
 
     async with RabbitConsumer(rabbit.url, queue, syncer) as consumer:

@@ -22,7 +22,7 @@ from conquiet.errors import (
 )
 from conquiet.processor import Processor, RetryPolicy, SyncJobContext
 from conquiet.rabbit import RabbitConsumer, SchemaRegistry
-from conquiet.rabbit.syncer import Requeue
+from conquiet.rabbit.syncer import Postpone
 from conquiet.runtime import Consumer, RuntimeMessage, SyncMessageContext
 from conquiet.testing import FaultProxy, wait_until, wait_until_async
 from conquiet.transactional import (
@@ -325,7 +325,7 @@ def test_a_run_that_meets_the_row_of_another_run_is_requeued(
 
     def slow(_: Any, session: DbSession) -> None:
         write(session)
-        with pytest.raises(Requeue):
+        with pytest.raises(Postpone):
             second({})
 
     assert for_rabbit(slow, engine=engine, queue="q", key=lambda _: "m")({}) is True

@@ -28,7 +28,7 @@ from conquiet.errors import (
 )
 from conquiet.processor import Processor
 from conquiet.rabbit import RabbitConsumer
-from conquiet.rabbit.syncer import Requeue
+from conquiet.rabbit.syncer import Postpone
 from conquiet.runtime import Consumer
 from conquiet.transactional import (
     Inbox,
@@ -324,7 +324,7 @@ def test_a_conflict_on_the_inbox_row_is_requeued_without_counting(engine: Engine
 
     with DbSession(engine) as session:
         Inbox().record(session, InboxKey("q", "", "m-1"))
-        with pytest.raises(Requeue) as caught:
+        with pytest.raises(Postpone) as caught:
             from_rabbit(syncer)
         assert isinstance(caught.value.__cause__, ConflictError)
 

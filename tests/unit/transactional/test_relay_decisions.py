@@ -11,8 +11,8 @@ from conquiet.transactional.relay_decisions import (
     Candidate,
     OutboxMessage,
     Park,
-    Postpone,
     PublishOutcome,
+    RetryRow,
     after_refusal,
     batches_without_key_repeats,
     blocked_keys,
@@ -112,9 +112,9 @@ def test_a_key_is_blocked_by_any_message_that_did_not_go_out() -> None:
 
 @pytest.mark.parametrize(
     ("attempts", "decision"),
-    [(0, Postpone(7, 1, 1.0)), (1, Postpone(7, 2, 2.0)), (2, Park(7, 3)), (9, Park(7, 10))],
+    [(0, RetryRow(7, 1, 1.0)), (1, RetryRow(7, 2, 2.0)), (2, Park(7, 3)), (9, Park(7, 10))],
 )
-def test_a_refused_message_waits_longer_each_time_until_it_is_parked(attempts: int, decision: Postpone | Park) -> None:
+def test_a_refused_message_waits_longer_each_time_until_it_is_parked(attempts: int, decision: RetryRow | Park) -> None:
     backoff = Backoff(base_s=1.0, factor=2.0, jitter=0.0)
 
     assert after_refusal(a_message(7, attempts=attempts), max_attempts=3, backoff=backoff) == decision
