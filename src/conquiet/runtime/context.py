@@ -85,7 +85,7 @@ class MessageContext(msgspec.Struct, eq=False):
 
         Call it right before a commit. After a long pause of the process (a stopped container, a
         suspended machine) it raises even before the heartbeat has noticed. An inbox row in the same
-        transaction is the stronger fence: it also holds in the instant after this check.
+        transaction is the stronger guarantee: it also holds in the instant after this check.
         """
         if (error := lost_lease(self)) is not None:
             raise error
