@@ -1,4 +1,4 @@
--- A page of the messages that wait behind others of one key. KEYS: waiting keys, order
+-- Return a page of the messages that wait behind others of one key. KEYS: waiting keys, order
 -- ARGV: number of the key (longest queue first), first position, most members. Returns {member, …}; nothing without such a key.
 -- makes names of keys
 local key = redis.call('ZREVRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
