@@ -41,6 +41,7 @@ from conquiet.processor.failed_attempts import FailedAttempt  # noqa: E402
 from conquiet.processor.jobs import Job, JobPage, Jobs, JobState  # noqa: E402
 from conquiet.processor.key_order import KeyOrder, KeyQueue, OrderReport  # noqa: E402
 from conquiet.processor.partitioned import PartitionedProcessor  # noqa: E402
+from conquiet.processor.partitioned_dead_letters import PartitionedDeadLetters  # noqa: E402
 from conquiet.processor.partitioned_emitter import PartitionedEmitter, SyncPartitionedEmitter  # noqa: E402
 from conquiet.processor.partitioned_results import PartitionedJobHandle, SyncPartitionedJobHandle  # noqa: E402
 from conquiet.processor.partitioned_stream import PartitionedBacklog, PartitionedStream  # noqa: E402
@@ -76,6 +77,7 @@ __all__ = [
     "NewMessage",
     "OrderReport",
     "PartitionedBacklog",
+    "PartitionedDeadLetters",
     "PartitionedEmitter",
     "PartitionedJobHandle",
     "PartitionedProcessor",

@@ -3,12 +3,8 @@
 See docs/decisions/0051.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conquiet.core.replay_report import ReplayReport
-from conquiet.core.validation import require_positive
-from conquiet.processor.dead_letters import EVERYTHING, DeadCause, DeadFilter, DeadMessage
 from conquiet.processor.key_order import KeyOrder
 from conquiet.processor.keys import keys_of
 from conquiet.processor.partition_layout import PartitionLayout, partition_names
@@ -66,11 +62,11 @@ class PartitionedStream:
         """Return the keys of the partitions, which are ordinary streams."""
         return await partition_names(self._client, self._stream)
 
-    async def pause(self, event: str | None = None) -> bool:
+    async def pause(self, *, event: str | None = None) -> bool:
         """Pause all partitions, or one event of them, on all hosts. Return False if all were already paused."""
         return any([await self._pauses.pause(name, event) for name in await self.names()])
 
-    async def resume(self, event: str | None = None) -> bool:
+    async def resume(self, *, event: str | None = None) -> bool:
         """End a pause. Return False if there was none."""
         return any([await self._pauses.resume(name, event) for name in await self.names()])
 
@@ -97,33 +93,6 @@ class PartitionedStream:
             waiting += (await KeyOrder(self._client, name).report(limit=1)).waiting
         return PartitionedBacklog(len(names), sum(lengths), waiting, delayed, dead, tuple(lengths))
 
-    async def dead_letters(self, where: DeadFilter | None = None, *, limit: int = 100) -> list[DeadMessage]:
-        """Return the oldest ``limit`` dead letters of all partitions, oldest first."""
-        require_positive("limit", limit)
-        all_of_them = self.all_dead_letters
-        found: list[DeadMessage] = []
-        cursor: str | None = None
-        while len(found) < limit:
-            page = await all_of_them.list(cursor=cursor, limit=limit, where=EVERYTHING if where is None else where)
-            found += page.items
-            cursor = page.cursor
-            if cursor is None:
-                break
-        return found[:limit]
-
-    async def dead_causes(self) -> Sequence[DeadCause]:
-        """Return the causes of the dead letters, most frequent first."""
-        return await self.all_dead_letters.causes()
-
-    async def replay(self, where: DeadFilter, *, dry_run: bool = False) -> ReplayReport:
-        """Return dead letters to the end of their partitions; a message with a key joins the line of its key."""
-        return await self.all_dead_letters.replay(where, dry_run=dry_run)
-
-    async def discard(self, where: DeadFilter, *, dry_run: bool = False) -> int:
-        """Delete dead letters permanently. Return how many were (or would be) deleted."""
-        return await self.all_dead_letters.discard(where, dry_run=dry_run)
-
-    @property
-    def all_dead_letters(self) -> PartitionedDeadLetters:
-        """The dead letters of all partitions, with everything that ``DeadLetters`` offers."""
+    def dead_letters(self) -> PartitionedDeadLetters:
+        """Return the dead letters of all partitions."""
         return PartitionedDeadLetters(self._client, self._stream)

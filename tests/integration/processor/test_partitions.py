@@ -195,10 +195,10 @@ async def test_waiting_messages_follow_their_key_after_a_growth(
     async with host:
         await host.emit("pay", {"n": 1}, key=key, delay_s=1.0)
         await host.emit("refuse", {"n": 2}, key=key)
-        await wait_until_async(view.dead_letters)
+        await wait_until_async(view.dead_letters().count)
         await view.grow(5)
         await Emitter(own, stream).emit("pay", {"n": 3}, key=key)
-        assert (await view.replay(DeadFilter())).replayed == 1
+        assert (await view.dead_letters().replay(DeadFilter())).replayed == 1
         await wait_until_async(lambda: seen.total == 3)
     await own.aclose()
 
@@ -234,9 +234,9 @@ async def test_operators_see_one_stream(make: Make, view: PartitionedStream) -> 
 
     backlog = await view.backlog()
     assert (backlog.partitions, len(backlog.by_partition)) == (6, 6)
-    assert [(cause.event, cause.count) for cause in await view.dead_causes()] == [("refuse", 12)]
-    assert len(await view.dead_letters(limit=10)) == 10
-    assert await view.discard(DeadFilter()) == 12
+    dead_letters = view.dead_letters()
+    assert [(cause.event, cause.count) for cause in await dead_letters.causes()] == [("refuse", 12)]
+    assert await dead_letters.discard(DeadFilter()) == 12
 
 
 async def test_a_growth_that_was_cut_off_is_ended_by_the_next_caller(
