@@ -79,7 +79,7 @@ class Storm:
         for event in list(self.held):
             if await self.client.llen(self.keys.parked_event(event)) >= BATCH:
                 self.held.remove(event)
-                await self.pauses.resume(self.keys.stream, event)
+                await self.pauses.resume(self.keys.stream, event=event)
 
     async def at_work(self) -> int:
         waiting: int = await self.client.zcard(self.keys.delayed)
@@ -131,7 +131,7 @@ async def test_no_kill_loses_or_doubles_a_step(
         history.record("armed", point=point)
     storm = Storm(client, keys_of(stream), history)
     for number in range(PARKED_EVENTS):
-        await storm.pauses.pause(stream, f"parked{number}")
+        await storm.pauses.pause(stream, event=f"parked{number}")
     diary = tmp_path / "deaths"
     program = str(Path(__file__).with_name("processor_zygote.py"))
     words = [sys.executable, program, redis_url, stream, str(diary), "3", str(KILLS), str(history.folder)]

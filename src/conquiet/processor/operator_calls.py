@@ -54,11 +54,11 @@ class OperatorCalls(EmitCalls):
 
     async def pause(self, stream: str | None = None, *, event: str | None = None) -> bool:
         """Pause a stream (default: the first) or one event of it, on all hosts, until ``resume``."""
-        return await self._pauses.pause(self._first_or(stream), event)
+        return await self._pauses.pause(self._first_or(stream), event=event)
 
     async def resume(self, stream: str | None = None, *, event: str | None = None) -> bool:
         """End a pause."""
-        return await self._pauses.resume(self._first_or(stream), event)
+        return await self._pauses.resume(self._first_or(stream), event=event)
 
     async def paused(self, stream: str | None = None) -> dict[str, int]:
         """Return the pauses (``*`` is the whole stream) and their start times, in milliseconds."""

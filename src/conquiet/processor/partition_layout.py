@@ -87,7 +87,8 @@ class PartitionLayout:
         paused = await pauses.paused(self._stream)
         for index in range(before, after):
             for what in paused:
-                await pauses.pause(partition_name(self._stream, index), None if what == WHOLE_STREAM else what)
+                event = None if what == WHOLE_STREAM else what
+                await pauses.pause(partition_name(self._stream, index), event=event)
 
     async def _run(self, name: str, *args: int) -> Any:
         return await script(name).call(self._client, (self._name,), args, stream=self._stream)

@@ -64,11 +64,11 @@ class PartitionedStream:
 
     async def pause(self, *, event: str | None = None) -> bool:
         """Pause all partitions, or one event of them, on all hosts. Return False if all were already paused."""
-        return any([await self._pauses.pause(name, event) for name in await self.names()])
+        return any([await self._pauses.pause(name, event=event) for name in await self.names()])
 
     async def resume(self, *, event: str | None = None) -> bool:
         """End a pause. Return False if there was none."""
-        return any([await self._pauses.resume(name, event) for name in await self.names()])
+        return any([await self._pauses.resume(name, event=event) for name in await self.names()])
 
     async def paused(self) -> dict[str, int]:
         """Return the pauses of all partitions and their start times (ms)."""

@@ -34,11 +34,11 @@ class Pauses:
         self.exist = False
         self._known: dict[str, frozenset[str]] = {}
 
-    async def pause(self, stream: str, event: str | None = None) -> bool:
+    async def pause(self, stream: str, *, event: str | None = None) -> bool:
         """Pause a stream, or one event of it. Return False if it was already paused."""
         return await self._change("pause", stream, event)
 
-    async def resume(self, stream: str, event: str | None = None) -> bool:
+    async def resume(self, stream: str, *, event: str | None = None) -> bool:
         """End a pause. Return False if there was none. Parked messages are returned to the stream by the next polls."""
         return await self._change("resume", stream, event)
 

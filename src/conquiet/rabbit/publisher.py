@@ -127,7 +127,7 @@ class Publisher:
         self,
         messages: Iterable[Outgoing] | AsyncIterable[Outgoing],
         *,
-        progress: Callable[[int], None] | None = None,
+        on_progress: Callable[[int], None] | None = None,
     ) -> int:
         """Publish messages, at most ``window`` unconfirmed at a time. Return their number when all are confirmed.
 
@@ -137,9 +137,9 @@ class Publisher:
             ReturnedMessageError: No queue is bound for one message. All messages before it are confirmed.
             PublishError: One message was not confirmed. Later messages may have been sent and be in their queues.
             ConfigurationError: AMQP or JSON cannot encode one message. All messages before it are confirmed.
-            Exception: ``messages`` raised it. All messages before it are confirmed, and ``progress`` was called.
+            Exception: ``messages`` raised it. All messages before it are confirmed, and ``on_progress`` was called.
         """
-        report = progress or (lambda _confirmed: None)
+        report = on_progress or (lambda _confirmed: None)
         channel = await self._open()
         waiting: deque[tuple[asyncio.Future[str], str]] = deque()
         confirmed = in_memory = 0

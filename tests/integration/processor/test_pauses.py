@@ -172,7 +172,7 @@ async def test_a_message_is_not_parked_once_its_pause_is_over(
 async def test_an_entry_that_is_in_other_hands_is_not_parked(client: RawAsyncRedis, keys: Keys, place: Place) -> None:
     """Otherwise it would return while the other host works on it."""
     own = clone_async(client)
-    await Pauses(own).pause(keys.stream, "mail")
+    await Pauses(own).pause(keys.stream, event="mail")
     await client.xgroup_create(keys.stream, "processor", "0", mkstream=True)
     entry = (await client.xadd(keys.stream, {"data": "{}"})).decode()
     await client.xreadgroup("processor", "quick", {keys.stream: ">"})
@@ -199,10 +199,10 @@ async def test_parked_messages_stay_parked_while_their_event_is_paused(client: R
     async def left() -> Any:
         return await script("unpark").call(own, names, ("mail", 2), stream=keys.stream)
 
-    await Pauses(own).pause(keys.stream, "mail")
+    await Pauses(own).pause(keys.stream, event="mail")
     assert await left() == 0
     assert await client.xlen(keys.stream) == 0
-    await Pauses(own).resume(keys.stream, "mail")
+    await Pauses(own).resume(keys.stream, event="mail")
     assert await left() == 1
     assert await client.smembers(keys.parked) == {b"mail"}
     assert await left() == 0
@@ -234,12 +234,12 @@ async def test_a_pause_can_be_set_without_a_processor(client: RawAsyncRedis, key
     own = clone_async(client)
     pauses = Pauses(own)
 
-    await pauses.pause(keys.stream, "mail")
+    await pauses.pause(keys.stream, event="mail")
     await pauses.on_poll(keys, await promote_due(own, keys, limit=1))
 
     assert pauses.is_event_paused(keys.stream, "mail")
     assert not pauses.is_stream_paused(keys.stream)
-    assert await pauses.resume(keys.stream, "mail")
+    assert await pauses.resume(keys.stream, event="mail")
     assert await pauses.paused(keys.stream) == {}
     await own.aclose()
 

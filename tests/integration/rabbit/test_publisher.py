@@ -80,7 +80,7 @@ async def test_many_are_all_confirmed(rabbit: Rabbit) -> None:
     progress: list[int] = []
     async with Publisher(rabbit.url, window=50) as publisher:
         count = await publisher.publish_many(
-            (Outgoing(queue, {"number": number}) for number in range(500)), progress=progress.append
+            (Outgoing(queue, {"number": number}) for number in range(500)), on_progress=progress.append
         )
 
     assert count == rabbit.depth(queue) == progress[-1] == 500
@@ -98,7 +98,7 @@ async def test_a_source_that_fails_leaves_those_before_it_confirmed(rabbit: Rabb
 
     async with Publisher(rabbit.url) as publisher:
         with pytest.raises(LookupError, match="line 4"):
-            await publisher.publish_many(source(), progress=progress.append)
+            await publisher.publish_many(source(), on_progress=progress.append)
 
     assert progress == [rabbit.depth(queue)] == [3]
 

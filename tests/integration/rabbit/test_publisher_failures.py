@@ -56,7 +56,7 @@ async def test_in_a_batch_those_before_one_that_cannot_be_encoded_are_confirmed(
     messages = [Outgoing(queue, b"1"), Outgoing(queue, b"2"), Outgoing(queue, b"3", properties={"priority": -1})]
     async with Publisher(rabbit.url) as publisher:
         with pytest.raises(ConfigurationError, match="priority has to be"):
-            await publisher.publish_many(messages, progress=progress.append)
+            await publisher.publish_many(messages, on_progress=progress.append)
 
     assert progress == [rabbit.depth(queue)] == [2]
 

@@ -150,7 +150,7 @@ def publish(
                     yield Outgoing(queue, one, exchange=exchange, content_type=content_type or None)
 
         async with Publisher(require_url(rabbit_url, RABBIT)) as publisher:
-            return await publisher.publish_many(messages(), progress=note)
+            return await publisher.publish_many(messages(), on_progress=note)
 
     with progress("published") as show_completed, report_partial_failure("confirmed", lambda: counted):
         published = asyncio.run(work(show_completed))
