@@ -24,7 +24,7 @@ from conquiet.errors import ConfigurationError, RabbitConnectionError, RabbitErr
 from conquiet.metrics.outages import OutageWatch
 from conquiet.rabbit.address import Address, as_urls, require_name
 from conquiet.rabbit.connection import Link, Loss
-from conquiet.rabbit.connection_events import ConnectionEvent, EventKind
+from conquiet.rabbit.connection_events import Callback, ConnectionEvent, ConnectionEvents, EventKind
 from conquiet.rabbit.connection_supervisor import ConnectionSupervisor, unless_stopped
 from conquiet.rabbit.counters import Counters, DeliveryStats
 from conquiet.rabbit.dead_letter_check import find_dead_letters, report_missing_dead_letters
@@ -84,7 +84,7 @@ class RabbitConsumer(BackgroundWorker):
         )
         self._pipeline = Pipeline.of(settings)
         self._stats = DeliveryStats(self._queue)
-        self._listeners: list[Callable[[ConnectionEvent], None]] = []
+        self._events = ConnectionEvents()
         self._outage = OutageWatch("RabbitMQ", f"nothing is consumed from queue {self._queue}")
         self._stall_monitor = LoopStallMonitor(self._on_stall)
         self._life = AsyncLifecycle("RabbitConsumer")
@@ -146,11 +146,16 @@ class RabbitConsumer(BackgroundWorker):
             return "not connected to RabbitMQ"
         return "paused: a server that the syncer needs is unavailable" if self.is_paused else ""
 
-    def listen(self, callback: Callable[[ConnectionEvent], None]) -> None:
-        """Call ``callback`` when the connection is opened, lost, blocked or unblocked. The callback must not block."""
-        if not callable(callback):
-            raise ConfigurationError("a listener is a function that takes a ConnectionEvent")
-        self._listeners.append(callback)
+    def on(self, event: str, callback: Callback) -> None:
+        """Call ``callback(event)`` when the connection is ``connected``, ``lost``, ``blocked`` or ``unblocked``.
+
+        The callback must not block.
+        """
+        self._events.on(event, callback)
+
+    def off(self, event: str, callback: Callback) -> None:
+        """End a subscription of ``on``. Raises ``ConfigurationError`` if there is none."""
+        self._events.off(event, callback)
 
     async def run(self) -> Counters:
         """Work until stopped, and return the final counters.
@@ -368,12 +373,7 @@ class RabbitConsumer(BackgroundWorker):
 
     def _announce(self, kind: EventKind, attempt: int = 0, reason: str | None = None) -> None:
         self._stats.connection(kind.value)
-        event = ConnectionEvent(kind, self._queue, attempt, reason)
-        for listener in self._listeners:
-            try:
-                listener(event)
-            except Exception as error:  # noqa: BLE001 - a listener must not end the consumer
-                logger.warning("a connection listener raised", error=type(error).__name__)
+        self._events.emit(ConnectionEvent(kind, self._queue, attempt, reason))
 
 
 def _name(syncer: object) -> str:

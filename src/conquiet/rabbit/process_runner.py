@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from conquiet.core.log import FactLogger
 from conquiet.errors import ConquietError, LifecycleError, UncaughtError
-from conquiet.rabbit.connection_events import EventKind
 from conquiet.rabbit.consumer import RabbitConsumer
 from conquiet.rabbit.counters import Counters
 from conquiet.rabbit.settings import RabbitSettings, seed_defaults, takes_settings
@@ -58,14 +57,14 @@ def run_process(url: str | Sequence[str], queue: str, syncer: Syncer, **options:
     1    a fatal error of the syncer, a connection that was lost too often, or handlers that did not end in time
     2    it never consumed: a setting is wrong, the broker cannot be reached, or the queue does not exist
     """
-    events: set[EventKind] = set()
+    connections: list[object] = []
     try:
         _reject_inside_loop("run_process")
         consumer = RabbitConsumer(url, queue, syncer, **options)
-        consumer.listen(lambda event: events.add(event.kind))
+        consumer.on("connected", connections.append)
         count = _work(consumer)
     except ConquietError as error:
-        has_begun = EventKind.CONNECTED in events or isinstance(error, UncaughtError)
+        has_begun = bool(connections) or isinstance(error, UncaughtError)
         code = _FAILED if has_begun else _NEVER_CONSUMED
         logger.failure(logging.CRITICAL, "the process ends with exit code %(exit_code)s", error, exit_code=code)
         return code

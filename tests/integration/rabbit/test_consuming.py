@@ -329,12 +329,15 @@ async def test_a_refused_login_fails_the_start_at_once(
     assert "s3cret" not in str(error) + repr(error)
 
 
-async def test_listeners_are_notified_of_the_connection(rabbit: Rabbit, recorder: type[Recorder]) -> None:
+async def test_callbacks_are_called_when_the_connection_changes(rabbit: Rabbit, recorder: type[Recorder]) -> None:
     queue = rabbit.queue()
     consumer = SeedConsumer(rabbit.url, queue, recorder())
     events: list[str] = []
-    consumer.listen(lambda event: events.append(event.kind.value))
-    consumer.listen(lambda event: event.no_such_fact)  # type: ignore[attr-defined]
+    ended = events.append
+    consumer.on("connected", lambda event: event.no_such_fact)  # type: ignore[attr-defined]
+    consumer.on("connected", lambda event: events.append(event.kind.value))
+    consumer.on("connected", ended)  # type: ignore[arg-type]
+    consumer.off("connected", ended)  # type: ignore[arg-type]
 
     async with consumer:
         pass

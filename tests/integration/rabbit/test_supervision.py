@@ -34,7 +34,8 @@ async def test_a_connection_closed_by_the_broker_is_rebuilt_whole(
     queue = rabbit.queue()
     events: list[str] = []
     consumer = RabbitConsumer(rabbit.url, queue, recorder(), concurrency=3, tag="rebuilt", **fast)
-    consumer.listen(lambda event: events.append(event.reason or event.kind.value))
+    for name in ("connected", "lost"):
+        consumer.on(name, lambda event: events.append(event.reason or event.kind.value))
 
     async with consumer:
         await asyncio.to_thread(rabbit.wait_for_consumers, 1)

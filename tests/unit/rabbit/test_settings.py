@@ -200,11 +200,6 @@ async def test_a_selection_is_checked_before_a_message_is_taken(call: str, selec
         await getattr(RabbitDeadLetters(URL, "dead"), call)(**selection)
 
 
-def test_a_listener_must_be_callable() -> None:
-    with pytest.raises(ConfigurationError, match="listener"):
-        RabbitConsumer(URL, "work", plain).listen(None)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("queue", ["", "  ", None, "a\nb", "x" * 256, "\ud800"])
 def test_a_queue_needs_a_name(queue: Any) -> None:
     with pytest.raises(ConfigurationError, match="queue"):
