@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from conquiet.core.constructor_help import describe_constructors
 from conquiet.core.extras import require_extra
+from conquiet.core.tracing import Headers
 from conquiet.errors import ConfigurationError, LifecycleError
 
 require_extra("flask", "flask")
@@ -100,7 +101,16 @@ class FlaskExtension:
         found: Session = getattr(g, self._key)
         return found
 
-    def emit(self, event: str, payload: Any = None, *, delay_s: float | None = None, at: datetime | None = None) -> str:
+    def emit(
+        self,
+        event: str,
+        payload: Any = None,
+        *,
+        delay_s: float | None = None,
+        at: datetime | None = None,
+        key: str | None = None,
+        headers: Headers | None = None,
+    ) -> str:
         """Emit a message in the transaction of the current request and return its id.
 
         Args:
@@ -108,6 +118,8 @@ class FlaskExtension:
             payload: An object of the event's model, or a mapping that fits it.
             delay_s: Seconds until it is due.
             at: The moment it is due, with a time zone.
+            key: Messages of one key run one at a time and in order, over all hosts; see docs/ordering.md.
+            headers: Names and texts that are sent with the message.
 
         Raises:
             LifecycleError: No request is being handled here.
@@ -120,7 +132,7 @@ class FlaskExtension:
                 "the transaction of this request has ended, so the message would be lost: emit it in the view, before "
                 "the response is streamed and before functions of after_request and teardown_request run"
             )
-        return self._app.emit_sync(event, payload, session=session, delay_s=delay_s, at=at)
+        return self._app.emit_sync(event, payload, session=session, delay_s=delay_s, at=at, key=key, headers=headers)
 
     def _watch_errors(self, flask_app: Flask) -> None:
         """Record exceptions of views: an error handler may turn one into a redirect, which is not an error status."""

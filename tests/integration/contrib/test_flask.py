@@ -1,6 +1,7 @@
 """The Flask extension: a message is published if its request commits."""
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 from werkzeug.wrappers import Response as BaseResponse
 
-from conquiet import App
+from conquiet import App, SyncJobContext
 from conquiet.app import TestApp
+from conquiet.app.emission import AppEmitOptions
+from conquiet.contrib.django import emit as django_emit
 from conquiet.contrib.flask import FlaskExtension
 from conquiet.errors import ConfigurationError, LifecycleError
 from conquiet.transactional import Outbox
@@ -187,6 +190,28 @@ def test_two_applications_write_into_their_own_databases(shop: Shop, tmp_path: P
     ]
     other.assembly.database.sync_engine().dispose()
     assert waiting == [1, 1]
+
+
+async def test_an_emitted_message_has_its_key_and_its_headers(shop: Shop) -> None:
+    seen: list[tuple[str | None, str | None]] = []
+
+    @shop.app.handler("order.shipped")
+    def ship(order: OrderPaid, ctx: SyncJobContext) -> None:
+        seen.append((ctx.key, ctx.headers.get("tenant")))
+
+    @shop.web.post("/shipped")
+    def shipped() -> str:
+        shop.extension.emit("order.shipped", OrderPaid("a"), key="customer-3", headers={"tenant": "blue"})
+        return ""
+
+    assert shop.post("/shipped") == 200
+    await shop.drained()
+    assert seen == [("customer-3", "blue")]
+
+
+@pytest.mark.parametrize("emit", [FlaskExtension.emit, django_emit])
+def test_an_integration_takes_the_options_of_a_message_in_a_transaction(emit: Callable[..., str]) -> None:
+    assert AppEmitOptions.__optional_keys__ - {"id"} <= inspect.signature(emit).parameters.keys()
 
 
 async def test_a_commit_that_fails_is_an_error_response(shop: Shop) -> None:

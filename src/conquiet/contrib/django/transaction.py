@@ -33,6 +33,7 @@ from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.exc import DBAPIError
 
 from conquiet.core.functions import is_coroutine_function
+from conquiet.core.tracing import Headers
 from conquiet.db.errors import OperationInfo, as_write_error
 from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError
 from conquiet.transactional.session_source import Check, SyncSource, Work
@@ -90,6 +91,8 @@ def emit(
     *,
     delay_s: float | None = None,
     at: datetime | None = None,
+    key: str | None = None,
+    headers: Headers | None = None,
     using: str = DEFAULT_DB_ALIAS,
 ) -> str:
     """Emit a message in the current atomic block and return its id. It is published if the block commits.
@@ -100,6 +103,8 @@ def emit(
         payload: An object of the event's model, or a mapping that fits it.
         delay_s: Seconds until it is due.
         at: The moment it is due, with a time zone.
+        key: Messages of one key run one at a time and in order, over all hosts; see docs/ordering.md.
+        headers: Names and texts that are sent with the message.
         using: Alias of the database. The relays of ``app`` read its own database; another one needs a relay of its
             outbox, or the message waits there.
 
@@ -107,7 +112,8 @@ def emit(
         ConfigurationError: No atomic block is open, the event is unknown, or an argument is wrong. Nothing was written.
         PayloadError: The payload does not fit the event's model. Nothing was written.
     """
-    return app.emit_sync(event, payload, session=DjangoTransaction(using), delay_s=delay_s, at=at)
+    session = DjangoTransaction(using)
+    return app.emit_sync(event, payload, session=session, delay_s=delay_s, at=at, key=key, headers=headers)
 
 
 class DjangoSource(SyncSource):
