@@ -52,18 +52,16 @@ class Emission:
         message = self._message(event, payload, options)
         if session is None:
             return await self._assembly.bus.send(message)
-        key, headers = options.get("key"), options.get("headers")
         row = self._row(message, session, in_coroutine=True)
-        return await self._assembly.outbox.add_async(session, message.stream, message.data, key, headers=headers, **row)
+        return await self._assembly.outbox.add_async(session, message.stream, message.data, options.get("key"), **row)
 
     def emit_sync(self, session: Any, event: str, payload: Any, options: AppEmitOptions) -> str:
         """Emit from a plain function; ``session`` is a synchronous one, or None."""
         message = self._message(event, payload, options)
         if session is None:
             return self._assembly.bus.send_sync(message)
-        key, headers = options.get("key"), options.get("headers")
         row = self._row(message, session, in_coroutine=False)
-        return self._assembly.outbox.add(session, message.stream, message.data, key, headers=headers, **row)
+        return self._assembly.outbox.add(session, message.stream, message.data, options.get("key"), **row)
 
     async def emit_many(self, session: Any, event: str, payloads: Iterable[Any], options: AppEmitOptions) -> list[str]:
         """Emit many messages of one event from a coroutine; ``session`` is an asynchronous one, or None."""
@@ -125,7 +123,7 @@ class Emission:
         return Message(self._assembly.stream_of(event), event, data, {**options, **further})
 
     def _row(self, message: Message, session: Any, *, in_coroutine: bool) -> dict[str, Any]:
-        """Check a message of a transaction, and return event and delay of its row in the outbox."""
+        """Check a message of a transaction, and return event, delay and headers of its row in the outbox."""
         from conquiet.transactional.unit_of_work import is_async
 
         if message.options.get("id") is not None:
@@ -143,7 +141,7 @@ class Emission:
         delay_s, at = message.options.get("delay_s"), message.options.get("at")
         if at is not None:
             delay_s = max(0.0, at.timestamp() - self._assembly.clock.time())
-        return {"event": message.event, "delay_s": delay_s}
+        return {"event": message.event, "delay_s": delay_s, "headers": message.options.get("headers")}
 
 
 class Emit:
@@ -189,7 +187,13 @@ class Emit:
         return await self._emission.emit(self._session, event, payload, options)
 
     async def many(
-        self, event: str, payloads: Iterable[Any], *, delay_s: float | None = None, at: datetime | None = None
+        self,
+        event: str,
+        payloads: Iterable[Any],
+        *,
+        delay_s: float | None = None,
+        at: datetime | None = None,
+        headers: Headers | None = None,
     ) -> list[str]:
         """Emit a message for each payload and return their ids. In a transaction they are one statement.
 
@@ -198,8 +202,10 @@ class Emit:
             payloads: As for a single message. If one of them does not fit, none is sent.
             delay_s: Seconds until they are due.
             at: The moment they are due, with a time zone.
+            headers: Names and texts that are sent with each message.
         """
-        return await self._emission.emit_many(self._session, event, payloads, AppEmitOptions(delay_s=delay_s, at=at))
+        options = AppEmitOptions(delay_s=delay_s, at=at, headers=headers)
+        return await self._emission.emit_many(self._session, event, payloads, options)
 
 
 class SyncEmit:
@@ -217,7 +223,14 @@ class SyncEmit:
         return self._emission.emit_sync(self._session, event, payload, options)
 
     def many(
-        self, event: str, payloads: Iterable[Any], *, delay_s: float | None = None, at: datetime | None = None
+        self,
+        event: str,
+        payloads: Iterable[Any],
+        *,
+        delay_s: float | None = None,
+        at: datetime | None = None,
+        headers: Headers | None = None,
     ) -> list[str]:
         """Emit a message for each payload and return their ids; see ``Emit.many``."""
-        return self._emission.emit_many_sync(self._session, event, payloads, AppEmitOptions(delay_s=delay_s, at=at))
+        options = AppEmitOptions(delay_s=delay_s, at=at, headers=headers)
+        return self._emission.emit_many_sync(self._session, event, payloads, options)

@@ -54,7 +54,7 @@ class ClockedOutbox(Outbox):
         self._broker = broker
 
     def _rows(
-        self, target: str, payloads: Any, keys: Any, event: str | None, delay_s: float | None, headers: Any = None
+        self, target: str, payloads: Any, keys: Any, event: str | None, delay_s: float | None, headers: Any
     ) -> OutboxRows:
         """See ``Outbox._rows``."""
         rows = super()._rows(target, payloads, keys, event, None, headers)

@@ -165,6 +165,7 @@ class Outbox:
         *,
         event: str | None = None,
         delay_s: float | None = None,
+        headers: tracing.Headers | None = None,
     ) -> list[str]:
         """Write many messages into the session's transaction by one statement; return their ids, in their order.
 
@@ -175,8 +176,9 @@ class Outbox:
             keys: The order key of each message; none has one if left out.
             event: See ``add``; of all.
             delay_s: See ``add``; of all.
+            headers: See ``add``; of all.
         """
-        return self._rows(target, payloads, keys, event, delay_s).write(unit_of(session))
+        return self._rows(target, payloads, keys, event, delay_s, headers).write(unit_of(session))
 
     async def add_many_async(
         self,
@@ -187,9 +189,10 @@ class Outbox:
         *,
         event: str | None = None,
         delay_s: float | None = None,
+        headers: tracing.Headers | None = None,
     ) -> list[str]:
         """Do what ``add_many`` does, in the transaction of an ``AsyncSession`` or ``AsyncConnection``."""
-        return await run_in(session, self._rows(target, payloads, keys, event, delay_s).write)
+        return await run_in(session, self._rows(target, payloads, keys, event, delay_s, headers).write)
 
     def _rows(
         self,
@@ -198,7 +201,7 @@ class Outbox:
         keys: Sequence[str | None] | None,
         event: str | None,
         delay_s: float | None,
-        headers: tracing.Headers | None = None,
+        headers: tracing.Headers | None,
     ) -> "OutboxRows":
         """Check messages and return the rows to write."""
         self.require_target(target)
