@@ -62,6 +62,7 @@ class JobEmitOptions(TypedDict, total=False):
     id: str | None
     max_attempts: int | None
     key: str | None
+    headers: Headers | None
 
 
 class EmitOptions(JobEmitOptions, total=False):
@@ -69,7 +70,6 @@ class EmitOptions(JobEmitOptions, total=False):
 
     delay_s: float | None
     at: Moment | None
-    headers: Headers | None
     stream: str | None
     debounce: str | None
     replicas: int | None

@@ -127,7 +127,7 @@ class Emitter:
         with tracing.active.send("redis", self._plans.name(stream), count=len(batch)) as span:
             return await self._emit(with_headers(batch, span.headers), stream, wait)
 
-    async def emit_and_wait(
+    async def emit_and_wait(  # noqa: PLR0913 - options of a message, keyword-only
         self,
         event: str,
         data: Mapping[str, Any] | None = None,
@@ -138,6 +138,7 @@ class Emitter:
         stream: str | None = None,
         max_attempts: int | None = None,
         key: str | None = None,
+        headers: Headers | None = None,
     ) -> Any:
         """Emit one message, wait through all its attempts, and return the handler's result. Any worker may handle it.
 
@@ -153,6 +154,7 @@ class Emitter:
             max_attempts: Total number of attempts, instead of the handler's setting. The worker limits it to that
                 setting, or to its ``max_attempts_limit``.
             key: Messages of one key run one at a time and in order, so the wait includes earlier messages of the key.
+            headers: Names and texts that are sent with the message.
 
         Raises:
             JobFailedError: The job is dead.
@@ -160,7 +162,9 @@ class Emitter:
             JobTimeoutError: The job has not ended in time.
         """
         require_seconds("timeout_s", timeout_s, zero_allowed=True)  # checked before the message is sent
-        message = NewMessage(event, data, id, max_attempts=max_attempts, key=key, keep_result_s=keep_result_s)
+        message = NewMessage(
+            event, data, id, max_attempts=max_attempts, keep_result_s=keep_result_s, key=key, headers=headers
+        )
         return await (await self.emit_job(message, stream=stream)).result(timeout_s=timeout_s)
 
     async def emit_job(self, message: NewMessage, *, stream: str | None = None) -> JobHandle:

@@ -37,6 +37,17 @@ async def test_a_result_comes_back_through_all_attempts(
     assert 0 < await client.pttl(keys.result("m")) <= 3_600_000
 
 
+async def test_a_message_that_is_waited_for_has_its_headers(make_processor: Make) -> None:
+    processor = make_processor()
+
+    @processor.handler("tenant")
+    async def tenant(ctx: JobContext) -> str:
+        return ctx.headers["tenant"]
+
+    async with processor:
+        assert await processor.emit_and_wait("tenant", headers={"tenant": "blue"}, timeout_s=60) == "blue"
+
+
 async def test_many_wait_for_one_job_before_and_after_its_end(make_processor: Make) -> None:
     processor = make_processor()
     go = asyncio.Event()
