@@ -136,10 +136,10 @@ async def host(url: str, stream: str) -> None:
 
 async def replay(processor: Processor) -> None:
     """Every host brings the same dead letters back, all the time."""
-    letters = processor.dead_letters()
+    dead_letters = processor.dead_letters()
     while True:
         with contextlib.suppress(QueueError):
-            await letters.replay(DeadFilter(event="revived"))
+            await dead_letters.replay(DeadFilter(event="revived"))
         await asyncio.sleep(0.05)
 
 

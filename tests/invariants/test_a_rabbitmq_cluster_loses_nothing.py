@@ -261,15 +261,15 @@ async def test_a_cluster_whose_nodes_die_loses_nothing_and_settles_by_the_rules(
             await wait_until_async(is_settled, timeout_s=120, interval_s=0.5)
             history.record("drained")
         waiting = Outbox().backlog(engine)
-        letters = RabbitDeadLetters(
+        dead_letters = RabbitDeadLetters(
             urls, "dead", count_a_delivery=True
         )  # its limit is not known here, and it is read once
-        dead = Counter(json.loads(one.body)["id"] for one in await letters.list(limit=None))
+        dead = Counter(json.loads(one.body)["id"] for one in await dead_letters.list(limit=None))
         left = {queue: depth(cluster, vhost, queue) for queue in ("work", "counted")}
         left["outbox"] = sum(one.waiting for one in waiting.values())
         effects = sorted(handlers.handled.elements())
         handlers.replaying = True
-        await replay_while_the_leader_dies(cluster, vhost, letters)
+        await replay_while_the_leader_dies(cluster, vhost, dead_letters)
         with contextlib.suppress(TimeoutError):  # see not_replayed
             await wait_until_async(lambda: set(dead) <= set(handlers.handled), timeout_s=120)
     finally:
@@ -302,7 +302,9 @@ def wrongly_settled(dead: Counter[str], refused: dict[str, list[DeliveryFacts]])
     return {name: refused[name] for name in dead if not any(is_last(name, facts) for facts in refused[name])}
 
 
-async def replay_while_the_leader_dies(cluster: RabbitMQClusterServer, vhost: str, letters: RabbitDeadLetters) -> None:
+async def replay_while_the_leader_dies(
+    cluster: RabbitMQClusterServer, vhost: str, dead_letters: RabbitDeadLetters
+) -> None:
     """Replay everything; if the connection is lost, begin the replay again, as an operator would."""
     revived: list[asyncio.Task[None]] = []
 
@@ -315,7 +317,7 @@ async def replay_while_the_leader_dies(cluster: RabbitMQClusterServer, vhost: st
 
     async def is_replayed() -> bool:
         with contextlib.suppress(RabbitError):
-            await letters.replay(DeliveryFilter(), on_progress=strike)
+            await dead_letters.replay(DeliveryFilter(), on_progress=strike)
         return await asyncio.to_thread(depth, cluster, vhost, "dead") == 0
 
     await wait_until_async(is_replayed, timeout_s=300, interval_s=0.5)

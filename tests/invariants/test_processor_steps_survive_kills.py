@@ -181,8 +181,8 @@ async def _assert_each_step_happened_once(storm: Storm) -> None:
     expected += Counter({(one, 1, 0, False): 2 for one in storm.emitted["parked"]})  # emitted, and brought back
     assert others == expected
 
-    letters = DeadLetters(storm.own, storm.keys.stream)
-    dead = Counter([item.record.id async for item in letters._all(DeadFilter())])
+    dead_letters = DeadLetters(storm.own, storm.keys.stream)
+    dead = Counter([item.record.id async for item in dead_letters._all(DeadFilter())])
     assert dead == Counter(storm.emitted["doomed"])
     done = [member.decode() for member in await storm.client.smembers(f"{storm.keys.stream}:done")]
     storm.history.record("state", effects=sorted(done))

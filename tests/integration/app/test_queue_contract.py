@@ -89,9 +89,9 @@ class QueuePlace:
             assert len(self.test_app.dead_letters) == count
             return [(one.id, one.error) for one in self.test_app.dead_letters]
         assert self.amqp_url is not None
-        letters = RabbitDeadLetters(self.amqp_url, f"{QUEUE}.dead")
+        dead_letters = RabbitDeadLetters(self.amqp_url, f"{QUEUE}.dead")
         await self.until(lambda: self._depth(f"{QUEUE}.dead") == count)
-        return [(one.message_id, one.reason) for one in await letters.list()]
+        return [(one.message_id, one.reason) for one in await dead_letters.list()]
 
     def booked(self) -> list[str]:
         with self.engine.connect() as connection:

@@ -171,8 +171,8 @@ async def test_only_the_guilty_message_is_charged_and_dead_lettered_with_its_err
 
     assert database.effects() == ids(*(n for n in range(20) if n not in {5, 17}))
     assert {one: tried for one, tried in attempts.items() if tried != {1}} == {"m005": {1, 2}, "m017": {1, 2}}
-    letters = await shop.dead()
-    assert {one: (letter.error_type, letter.attempts) for one, letter in letters.items()} == {
+    dead_letters = await shop.dead()
+    assert {one: (letter.error_type, letter.attempts) for one, letter in dead_letters.items()} == {
         "m005": ("ZeroDivisionError", 2),
         "m017": ("KeyError", 2),
     }

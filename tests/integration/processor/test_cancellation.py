@@ -24,14 +24,14 @@ async def test_a_cancelled_call_ends_at_whatever_turn_of_the_loop(
 ) -> None:
     """redis-py and Python 3.11 swallow it in one iteration out of a few: the task would continue with its next call."""
     own = clone_async(client)
-    emitter, letters = Emitter(own, stream), DeadLetters(own, stream)
+    emitter, dead_letters = Emitter(own, stream), DeadLetters(own, stream)
     await emitter.emit("warm.up")
 
     async def once() -> None:
         if call == "emit":
             await emitter.emit("some.event", id="again", delay_s=60)
         else:
-            await letters.replay(DeadFilter())
+            await dead_letters.replay(DeadFilter())
 
     went_on = await turns_that_swallow_a_cancellation(once)
 

@@ -47,9 +47,9 @@ async def test_a_message_without_attempts_left_becomes_a_dead_letter_with_its_st
         await processor.emit("pay", {"iban": "DE02"}, id="m")
         await wait_until_async(lambda: _is(place.dead, 1))
         await wait_until_async(lambda: _is(place.pending, 0))
-        letters = processor.dead_letters()
-        (dead,) = (await letters.list()).items
-        shown = await letters.show(dead.id)
+        dead_letters = processor.dead_letters()
+        (dead,) = (await dead_letters.list()).items
+        shown = await dead_letters.show(dead.id)
 
     assert shown == dead
     record = dead.record
@@ -209,46 +209,46 @@ async def test_a_message_that_kills_its_workers_is_dead_lettered(
 
 
 async def test_pages_go_through_all_of_them(make_processor: Callable[..., Processor], place: Place) -> None:
-    letters = await _dead(make_processor, place, 25)
+    dead_letters = await _dead(make_processor, place, 25)
 
     seen: list[str] = []
     cursor: str | None = None
     while True:
-        page = await letters.list(cursor=cursor, limit=10)
+        page = await dead_letters.list(cursor=cursor, limit=10)
         seen += [item.record.id for item in page.items]
         cursor = page.cursor
         if cursor is None:
             break
 
     assert sorted(seen) == sorted(f"m{number}" for number in range(25))
-    assert await letters.count() == 25
+    assert await dead_letters.count() == 25
 
 
 async def test_groups_say_what_they_died_of(make_processor: Callable[..., Processor], place: Place) -> None:
-    letters = await _dead(make_processor, place, 5)
+    dead_letters = await _dead(make_processor, place, 5)
 
-    causes = await letters.causes()
+    causes = await dead_letters.causes()
 
     assert [(cause.event, cause.error_type, cause.count) for cause in causes] == [
         ("odd", "ValueError", 2),
         ("even", "KeyError", 3),
     ][::-1]
-    assert await letters.show(causes[0].example_id) is not None
+    assert await dead_letters.show(causes[0].example_id) is not None
 
 
 async def test_a_replayed_message_gets_all_its_attempts_again(
     make_processor: Callable[..., Processor], place: Place
 ) -> None:
-    letters = await _dead(make_processor, place, 6)
+    dead_letters = await _dead(make_processor, place, 6)
     progress: list[ReplayReport] = []
     odd = DeadFilter(event="odd", error_type="ValueError")
 
-    assert await letters.replay(odd, dry_run=True) == ReplayReport(matched=3, replayed=3, dry_run=True)
-    assert await letters.count() == 6
-    assert await letters.replay(odd, on_progress=progress.append) == ReplayReport(matched=3, replayed=3)
+    assert await dead_letters.replay(odd, dry_run=True) == ReplayReport(matched=3, replayed=3, dry_run=True)
+    assert await dead_letters.count() == 6
+    assert await dead_letters.replay(odd, on_progress=progress.append) == ReplayReport(matched=3, replayed=3)
 
     assert progress[-1].replayed == 3
-    assert await letters.count() == 3
+    assert await dead_letters.count() == 3
     processor = make_processor()
     seen: dict[str, Any] = {}
 
@@ -264,15 +264,15 @@ async def test_a_replayed_message_gets_all_its_attempts_again(
 async def test_dead_letters_are_replayed_by_id_by_number_or_by_time(
     make_processor: Callable[..., Processor], place: Place
 ) -> None:
-    letters = await _dead(make_processor, place, 6)
-    page = await letters.list()
+    dead_letters = await _dead(make_processor, place, 6)
+    page = await dead_letters.list()
 
-    assert (await letters.replay(DeadFilter(id=page.items[3].id))).replayed == 1
-    assert (await letters.replay(DeadFilter(), limit=2)).replayed == 2
-    assert (await letters.replay(DeadFilter(before_ms=1))).matched == 0
-    assert (await letters.replay(DeadFilter(since_ms=1, reason="attempts_exhausted"))).matched == 0
-    assert (await letters.replay(DeadFilter(id="1-1"))).matched == 0
-    assert (await letters.replay(DeadFilter(since_ms=1, reason="not_retryable"))).replayed == 3
+    assert (await dead_letters.replay(DeadFilter(id=page.items[3].id))).replayed == 1
+    assert (await dead_letters.replay(DeadFilter(), limit=2)).replayed == 2
+    assert (await dead_letters.replay(DeadFilter(before_ms=1))).matched == 0
+    assert (await dead_letters.replay(DeadFilter(since_ms=1, reason="attempts_exhausted"))).matched == 0
+    assert (await dead_letters.replay(DeadFilter(id="1-1"))).matched == 0
+    assert (await dead_letters.replay(DeadFilter(since_ms=1, reason="not_retryable"))).replayed == 3
 
 
 async def test_of_two_who_replay_the_same_one_does(
@@ -291,46 +291,46 @@ async def test_of_two_who_replay_the_same_one_does(
 
 
 async def test_a_rate_is_kept_by_waiting(make_processor: Callable[..., Processor], place: Place) -> None:
-    letters = await _dead(make_processor, place, 6)
+    dead_letters = await _dead(make_processor, place, 6)
     loop = asyncio.get_running_loop()
     began = loop.time()
 
-    await letters.replay(DeadFilter(), rate_per_s=10)
+    await dead_letters.replay(DeadFilter(), rate_per_s=10)
 
     assert loop.time() - began >= 0.45  # the first immediately, the sixth after half a second
 
 
 async def test_discarded_ones_are_gone(make_processor: Callable[..., Processor], place: Place) -> None:
-    letters = await _dead(make_processor, place, 6)
+    dead_letters = await _dead(make_processor, place, 6)
 
-    assert await letters.discard(DeadFilter(event="odd"), dry_run=True) == 3
-    assert await letters.discard(DeadFilter(event="odd")) == 3
-    assert await letters.count() == 3
-    assert {item.record.event for item in (await letters.list()).items} == {"even"}
+    assert await dead_letters.discard(DeadFilter(event="odd"), dry_run=True) == 3
+    assert await dead_letters.discard(DeadFilter(event="odd")) == 3
+    assert await dead_letters.count() == 3
+    assert {item.record.event for item in (await dead_letters.list()).items} == {"even"}
 
 
 async def test_retention_keeps_the_newest_and_counts_what_falls(
     make_processor: Callable[..., Processor], place: Place, stream: str
 ) -> None:
-    letters = await _dead(make_processor, place, 6, dead_letters_max=4)
+    dead_letters = await _dead(make_processor, place, 6, dead_letters_max=4)
 
-    assert await letters.count() == 4
+    assert await dead_letters.count() == 4
     fallen = PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL.labels(stream)._value.get()
     assert fallen == 2
-    assert await letters.trim(max_count=3) == 1
+    assert await dead_letters.trim(max_count=3) == 1
     await asyncio.sleep(0.005)
-    assert await letters.trim(max_age_s=0.001) == 3
+    assert await dead_letters.trim(max_age_s=0.001) == 3
 
 
 async def test_retention_by_age_applies_when_the_next_one_dies(
     make_processor: Callable[..., Processor], place: Place
 ) -> None:
-    letters = await _dead(make_processor, place, 3)
+    dead_letters = await _dead(make_processor, place, 3)
     await asyncio.sleep(0.06)
 
     await _dead(make_processor, place, 1, prefix="later", dead_letters_max_age_s=0.05)
 
-    assert await letters.count() == 1
+    assert await dead_letters.count() == 1
 
 
 async def test_depth_and_age_are_measured(make_processor: Callable[..., Processor], place: Place, stream: str) -> None:
@@ -369,13 +369,13 @@ async def test_foreign_dead_letters_are_listed_and_can_be_discarded(
     client: RawAsyncRedis, make_processor: Callable[..., Processor], keys: Keys, data: Any
 ) -> None:
     await client.xadd(keys.dead, {"data": data})
-    letters = make_processor().dead_letters()
+    dead_letters = make_processor().dead_letters()
 
-    (dead,) = (await letters.list()).items
+    (dead,) = (await dead_letters.list()).items
 
     assert dead.record.reason == "unreadable"
-    assert (await letters.replay(DeadFilter())).unreplayable == 1
-    assert await letters.discard(DeadFilter(id=dead.id)) == 1
+    assert (await dead_letters.replay(DeadFilter())).unreplayable == 1
+    assert await dead_letters.discard(DeadFilter(id=dead.id)) == 1
 
 
 async def _dead(
@@ -402,8 +402,8 @@ async def _dead(
         if "dead_letters_max_age_s" not in settings:
             await wait_until_async(lambda: _is(place.dead, started + kept))
         await wait_until_async(lambda: processor.health().streams[place.keys.stream].failed == count)
-    letters: DeadLetters = make_processor().dead_letters()
-    return letters
+    dead_letters: DeadLetters = make_processor().dead_letters()
+    return dead_letters
 
 
 def _raising(error: Exception) -> Any:

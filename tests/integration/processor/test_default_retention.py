@@ -94,15 +94,15 @@ async def test_a_dead_letter_is_replayed_long_after_its_entry_is_gone(
 
     async with processor:
         await processor.emit_many([NewMessage("pay", {"amount": n}, id=f"m{n}") for n in range(20)])
-        letters = processor.dead_letters()
+        dead_letters = processor.dead_letters()
 
         async def all_dead() -> bool:
-            return len((await letters.list(limit=50)).items) == 20
+            return len((await dead_letters.list(limit=50)).items) == 20
 
         await wait_until_async(all_dead)
         await wait_until_async(is_long(client, stream, 1))
         healed = True
-        await letters.replay(DeadFilter())
+        await dead_letters.replay(DeadFilter())
         await wait_until_async(lambda: len(seen) == 20)
         await wait_until_async(is_long(client, stream, 1))
 

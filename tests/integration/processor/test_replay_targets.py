@@ -18,18 +18,18 @@ from conquiet.testing import wait_until_async
 async def test_a_dead_letter_of_a_lost_group_stays_until_another_is_named(
     make_processor: Callable[..., Processor], place: Place, client: RawAsyncRedis, stream: str
 ) -> None:
-    letters = await _dead(make_processor, place, 4)
+    dead_letters = await _dead(make_processor, place, 4)
     await client.xgroup_create(stream, "new", id="$")
     await client.xgroup_destroy(stream, "processor")
     stays = ReplayReport(matched=4, unreplayable=4)
 
-    assert await letters.replay(DeadFilter(), dry_run=True) == replace(stays, dry_run=True)
-    assert await letters.replay(DeadFilter()) == stays
-    assert await letters.replay(DeadFilter(), to="nobody") == stays
-    assert await letters.count() == 4
+    assert await dead_letters.replay(DeadFilter(), dry_run=True) == replace(stays, dry_run=True)
+    assert await dead_letters.replay(DeadFilter()) == stays
+    assert await dead_letters.replay(DeadFilter(), to="nobody") == stays
+    assert await dead_letters.count() == 4
 
-    assert await letters.replay(DeadFilter(), to="new", limit=3) == ReplayReport(matched=3, replayed=3)
-    assert await letters.count() == 1
+    assert await dead_letters.replay(DeadFilter(), to="new", limit=3) == ReplayReport(matched=3, replayed=3)
+    assert await dead_letters.count() == 1
     processor = make_processor(group="new")
     seen: list[str] = []
 
@@ -45,25 +45,25 @@ async def test_a_dead_letter_of_a_lost_group_stays_until_another_is_named(
 async def test_a_dead_letter_whose_stream_is_gone_stays(
     make_processor: Callable[..., Processor], place: Place, client: RawAsyncRedis, stream: str
 ) -> None:
-    letters = await _dead(make_processor, place, 1)
+    dead_letters = await _dead(make_processor, place, 1)
     await client.delete(stream)
 
-    assert await letters.replay(DeadFilter()) == ReplayReport(matched=1, unreplayable=1)
+    assert await dead_letters.replay(DeadFilter()) == ReplayReport(matched=1, unreplayable=1)
 
     await client.set(stream, "another type")
     with pytest.raises(QueueError):
-        await letters.replay(DeadFilter())
-    assert await letters.count() == 1
+        await dead_letters.replay(DeadFilter())
+    assert await dead_letters.count() == 1
 
 
 async def test_a_limit_is_filled_with_those_that_can_be_replayed(
     make_processor: Callable[..., Processor], place: Place, client: RawAsyncRedis, stream: str
 ) -> None:
-    letters = await _dead(make_processor, place, 2)
+    dead_letters = await _dead(make_processor, place, 2)
     await client.xgroup_destroy(stream, "processor")
     await _dead(make_processor, place, 2, group="new")  # it reads both from the beginning, and they die again
 
-    assert await letters.replay(DeadFilter(), limit=1) == ReplayReport(matched=3, replayed=1, unreplayable=2)
+    assert await dead_letters.replay(DeadFilter(), limit=1) == ReplayReport(matched=3, replayed=1, unreplayable=2)
 
 
 async def test_dead_letters_with_ids_ahead_of_the_clock_are_listed(
@@ -72,11 +72,11 @@ async def test_dead_letters_with_ids_ahead_of_the_clock_are_listed(
     """After a fail-over, or when the server's clock was set back, new ids continue from the largest id."""
     ahead = int(time.time() * 1000) + 3_600_000
     await client.xadd(keys.dead, {"data": "x"}, id=f"{ahead}-0")
-    letters = await _dead(make_processor, place, 2)
+    dead_letters = await _dead(make_processor, place, 2)
 
-    assert sum(cause.count for cause in await letters.causes()) == 3
-    assert await letters.replay(DeadFilter()) == ReplayReport(matched=3, replayed=2, unreplayable=1)
-    assert await letters.discard(DeadFilter()) == 1
+    assert sum(cause.count for cause in await dead_letters.causes()) == 3
+    assert await dead_letters.replay(DeadFilter()) == ReplayReport(matched=3, replayed=2, unreplayable=1)
+    assert await dead_letters.discard(DeadFilter()) == 1
 
 
 async def _dead(

@@ -335,9 +335,9 @@ async def test_listing_returns_all_messages_of_a_quorum_queue_in_order(rabbit: R
     queue, sent = rabbit.queue("dead-orders", quorum=True, dead=None), [str(number).encode() for number in range(200)]
     for one in sent:
         rabbit.put(queue, one)
-    letters = RabbitDeadLetters(rabbit.url, queue, count_a_delivery=True)
+    dead_letters = RabbitDeadLetters(rabbit.url, queue, count_a_delivery=True)
 
-    seen, depth = [one.body for one in await letters.list()], rabbit.depth(queue)
+    seen, depth = [one.body for one in await dead_letters.list()], rabbit.depth(queue)
 
     assert seen == sent
     assert depth == len(sent)
@@ -351,7 +351,7 @@ async def test_listing_ends_although_another_consumer_takes_what_it_returns(
     queue, sent = rabbit.queue("dead-orders", quorum=True, dead=None), set(range(100))
     for number in sent:
         rabbit.put(queue, {"number": number})
-    letters = RabbitDeadLetters(rabbit.url, queue, count_a_delivery=True)
+    dead_letters = RabbitDeadLetters(rabbit.url, queue, count_a_delivery=True)
     taken: set[int] = set()
 
     async def take(message: dict[str, Any]) -> bool:
@@ -359,7 +359,7 @@ async def test_listing_ends_although_another_consumer_takes_what_it_returns(
         return True
 
     schemas = SchemaRegistry(built_in=False).register_default()
-    listing = asyncio.create_task(letters.list())
+    listing = asyncio.create_task(dead_letters.list())
     async with RabbitConsumer(rabbit.url, queue, take, schemas=schemas):
         await listing
         await wait_until_async(lambda: taken == sent)

@@ -104,8 +104,8 @@ async def test_dead_letters_are_replayed_through_the_node_that_is_there(rabbit: 
         nodes.only(number)
         rabbit.put(queue, {"n": number})
         rabbit.wait_for_depth("dead", 1)
-        letters = RabbitDeadLetters(nodes.urls, "dead")
+        dead_letters = RabbitDeadLetters(nodes.urls, "dead")
 
-        assert len(await letters.list()) == 1
-        assert (await letters.replay(DeliveryFilter(), to=rabbit.queue("again", dead=None))).replayed == 1
+        assert len(await dead_letters.list()) == 1
+        assert (await dead_letters.replay(DeliveryFilter(), to=rabbit.queue("again", dead=None))).replayed == 1
     assert rabbit.depth("again") == 2

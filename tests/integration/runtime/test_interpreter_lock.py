@@ -29,9 +29,9 @@ print(most, flush=True)
 
 def hold_interpreter_lock() -> None:
     """Match a regular expression that takes twice as long with each further letter, in one call of long enough."""
-    for letters in range(18, 60):
+    for dead_letters in range(18, 60):
         began = time.monotonic()
-        re.match(r"(a+)+$", "a" * letters + "b")
+        re.match(r"(a+)+$", "a" * dead_letters + "b")
         if time.monotonic() - began > HELD_S:
             return
 
