@@ -157,7 +157,7 @@ async def test_a_job_that_fails_after_its_ack_is_dead_and_forgotten(
 async def test_a_state_that_comes_late_changes_nothing(client: RawAsyncRedis, keys: Keys) -> None:
     """Two hosts write about one job, and the slower one's news is older."""
     recorder, jobs = JobRecorder(client, ttl_s=90), Jobs(client)
-    told = [
+    reported = [
         (1, JobState.RUNNING, JobState.RUNNING),
         (2, JobState.RUNNING, JobState.RUNNING),
         (1, JobState.FAILED, JobState.RUNNING),
@@ -169,7 +169,7 @@ async def test_a_state_that_comes_late_changes_nothing(client: RawAsyncRedis, ke
         (1, JobState.FAILED, JobState.DEAD),
     ]
 
-    for attempt, state, expected in told:
+    for attempt, state, expected in reported:
         await recorder.record(keys, Envelope("pay", "m", attempt=attempt), state)
         job: Any = await jobs.get(keys.stream, "m")
         assert job.state is expected

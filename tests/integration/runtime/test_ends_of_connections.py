@@ -81,11 +81,11 @@ async def test_due_acknowledgements_are_sent_alone_if_no_read_follows(
 async def test_a_heartbeat_between_an_early_ack_and_its_answer_finds_no_loss(
     make_engine: MakeEngine, run: Run, enqueue: Enqueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[bool] = []
+    reported: list[bool] = []
 
     async def acks(_: RuntimeMessage, ctx: MessageContext) -> None:
         await ctx.ack()
-        told.append(ctx.lease_lost)
+        reported.append(ctx.lease_lost)
 
     engine = make_engine(acks, claim_idle_ms=600_000)
     (shard,) = engine._shards
@@ -99,10 +99,10 @@ async def test_a_heartbeat_between_an_early_ack_and_its_answer_finds_no_loss(
     monkeypatch.setattr(shard.acknowledger, "execute", answered_late)
     running = run(engine)
     enqueue(1)
-    await wait_until_async(lambda: told)
+    await wait_until_async(lambda: reported)
     await running.stop()
 
-    assert told == [False]
+    assert reported == [False]
     assert running.errors == []
 
 

@@ -100,8 +100,8 @@ async def test_a_failed_message_stays_pending_until_it_is_stale(
     assert failed[0].message.id == message_id
     assert failed[0].duration_s >= 0
     assert report.failed == 1
-    (told,) = [record for record in caplog.records if record.message.startswith("handler failed")]
-    assert told.levelno == logging.WARNING  # without any set-up Python shows warnings, and nothing below
+    (reported,) = [record for record in caplog.records if record.message.startswith("handler failed")]
+    assert reported.levelno == logging.WARNING  # without any set-up Python shows warnings, and nothing below
     assert [(row["message_id"], row["times_delivered"]) for row in pending()] == [(message_id.encode(), 1)]
 
 

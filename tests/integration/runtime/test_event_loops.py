@@ -57,8 +57,8 @@ def test_immediately_finished_messages_are_acknowledged_with_the_next_read(
                         await done.wait()
                     commands: list[tuple[str, str]] = []
                     while sum(name == "XACK" for name, _ in commands) < 5:
-                        told = await asyncio.to_thread(monitor.next_command)
-                        commands.append((told["command"].split()[0], told["client_port"]))
+                        reported = await asyncio.to_thread(monitor.next_command)
+                        commands.append((reported["command"].split()[0], reported["client_port"]))
         readers = {port for name, port in commands if name == "XREADGROUP"}
         assert {port for name, port in commands if name == "XACK"} == readers
 

@@ -22,7 +22,7 @@ OUTCOMES = {
 def test_an_example_runs_to_its_end(example: Path, redis_url: str) -> None:
     ran = run_example(example, redis_url)
 
-    told, warned = OUTCOMES[example.stem]
+    reported, warned = OUTCOMES[example.stem]
     assert ran.returncode == 0, ran.stderr
     assert re.fullmatch(warned, ran.stderr), ran.stderr
-    assert told in ran.stdout
+    assert reported in ran.stdout

@@ -56,14 +56,14 @@ async def test_a_lost_lease_is_reported_and_its_message_left_alone(
 ) -> None:
     (message_id,) = enqueue(1)
     entered, leave = asyncio.Event(), asyncio.Event()
-    told: list[Any] = []
+    reported: list[Any] = []
     failed: list[Failed] = []
 
     async def handler(message: RuntimeMessage, ctx: MessageContext) -> None:
         entered.set()
         ctx.check_lease()
         await leave.wait()
-        told.append((ctx.lease_lost, ctx.lease_remaining_s))
+        reported.append((ctx.lease_lost, ctx.lease_remaining_s))
         with pytest.raises(LeaseLostError):
             ctx.check_lease()
         with pytest.raises(LeaseLostError):
@@ -80,7 +80,7 @@ async def test_a_lost_lease_is_reported_and_its_message_left_alone(
     await wait_until_async(lambda: failed)
     await running.stop()
 
-    assert told == [(True, 0.0)]
+    assert reported == [(True, 0.0)]
     assert isinstance(running.errors[0], LeaseLostError)
     assert isinstance(failed[0].error, LeaseLostError)
     assert owners == [b"thief"]

@@ -99,7 +99,7 @@ async def test_messages_in_flight_of_all_engines_are_added_up(
 def test_a_thread_that_outlives_its_loop_gets_an_error(enqueue: Enqueue, make_engine: MakeEngine) -> None:
     enqueue(1)
     entered, ended = threading.Event(), threading.Event()
-    told: list[str] = []
+    reported: list[str] = []
 
     def handler(message: RuntimeMessage, ctx: SyncMessageContext) -> None:
         entered.set()
@@ -108,14 +108,14 @@ def test_a_thread_that_outlives_its_loop_gets_an_error(enqueue: Enqueue, make_en
             try:
                 call()
             except LeaseLostError:
-                told.append("refused")
+                reported.append("refused")
         # The same, had it been about to call when its loop ended.
         message.progress = HandlerState.RUNNING
         for call in (ctx.extend, ctx.ack):
             try:
                 call()
             except LeaseLostError:
-                told.append("too late")
+                reported.append("too late")
 
     async def life() -> None:
         engine = make_engine(handler)
@@ -127,9 +127,9 @@ def test_a_thread_that_outlives_its_loop_gets_an_error(enqueue: Enqueue, make_en
 
     asyncio.run(life())
     ended.set()
-    wait_until(lambda: len(told) == 4)
+    wait_until(lambda: len(reported) == 4)
 
-    assert told == ["refused", "refused", "too late", "too late"]
+    assert reported == ["refused", "refused", "too late", "too late"]
 
 
 @pytest.mark.parametrize("in_task", [False, True])

@@ -44,10 +44,10 @@ def test_committed_rows_survive_a_kill_and_a_polite_restart_and_a_pause(private_
 
 
 def test_the_version_is_the_one_the_server_reports(mysql_server: SharedMySQL, db_url: str) -> None:
-    [told] = run(db_url, "SELECT VERSION()")
+    [reported] = run(db_url, "SELECT VERSION()")
 
-    assert mysql_server.version == told
-    assert ("mariadb" in str(told).lower()) == (mysql_server.name == "mariadb")
+    assert mysql_server.version == reported
+    assert ("mariadb" in str(reported).lower()) == (mysql_server.name == "mariadb")
 
 
 def test_more_connections_than_usual_are_allowed(db_url: str) -> None:

@@ -41,13 +41,13 @@ def test_a_call_that_the_loop_leaves_behind_ends(monkeypatch: pytest.MonkeyPatch
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda _loop, _what: None)  # the task that was left behind
     emitter = Emitter()
-    told: list[type[BaseException]] = []
+    reported: list[type[BaseException]] = []
 
     def work() -> None:
         try:
             context_of(loop, emitter).emit("next")
         except LifecycleError as error:
-            told.append(type(error))
+            reported.append(type(error))
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
@@ -57,7 +57,7 @@ def test_a_call_that_the_loop_leaves_behind_ends(monkeypatch: pytest.MonkeyPatch
     loop.close()
     thread.join(60)
 
-    assert told == [LifecycleError]
+    assert reported == [LifecycleError]
     for task in left:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         task.get_coro().close()

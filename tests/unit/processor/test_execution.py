@@ -277,19 +277,19 @@ def test_a_missing_client_library_is_named_with_its_extra() -> None:
 def test_long_and_recursive_chains_of_causes_are_recorded_briefly() -> None:
     first = ValueError("DE02")
     first.__context__ = first
-    told = describe(first, store_text=False)
-    assert told is not None
-    assert told.type == "ValueError"
-    assert "DE02" not in told.traceback
+    reported = describe(first, store_text=False)
+    assert reported is not None
+    assert reported.type == "ValueError"
+    assert "DE02" not in reported.traceback
 
     deep: Exception = ValueError()
     for _ in range(50):
         outer = RuntimeError()
         outer.__cause__ = deep
         deep = outer
-    told = describe(deep, store_text=True)
-    assert told is not None
-    assert told.traceback.count("caused by") == 4
+    reported = describe(deep, store_text=True)
+    assert reported is not None
+    assert reported.traceback.count("caused by") == 4
     assert describe(None, store_text=True) is None
 
 

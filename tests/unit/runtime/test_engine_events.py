@@ -80,9 +80,9 @@ async def test_a_cancelled_callback_costs_no_other_an_event(*, late: bool) -> No
 
     dispatcher.on("started", watched)
     dispatcher.start()
-    for told in range(1, 4):
+    for number in range(1, 4):
         dispatcher.emit(Started(a_message()))
-        await wait_until_async(lambda told=told: len(heard) == told)  # type: ignore[misc]
+        await wait_until_async(lambda number=number: len(heard) == number)  # type: ignore[misc]
         await asyncio.sleep(0)
 
     assert await dispatcher.close(timeout_s=10) == 0

@@ -25,7 +25,7 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "options", "told"),
+    ("settings", "options", "message"),
     [
         (RuntimeSettings(), {"grace_s": 1}, "not both"),
         ({}, {}, "must be RuntimeSettings"),
@@ -33,9 +33,9 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     ],
 )
 def test_settings_are_given_together_or_one_by_one_and_by_their_names(
-    settings: Any, options: dict[str, Any], told: str
+    settings: Any, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=message):
         settings_from(settings, options)
 
 
