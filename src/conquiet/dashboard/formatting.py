@@ -82,7 +82,7 @@ def retries(counts: "DelayedCounts | None", delayed: int) -> str:
     """Return how many delayed messages wait for a further attempt; a dash while it is unknown."""
     if counts is None:
         return number(None if delayed else 0)
-    return number(counts.retrying) if counts.is_exact else f"{number(counts.retrying)} of {number(counts.looked_at)}"
+    return number(counts.retrying) if counts.is_exact else f"{number(counts.retrying)} of {number(counts.read_count)}"
 
 
 def first_waits(counts: "DelayedCounts | None", delayed: int) -> str:

@@ -7,7 +7,6 @@ does (``bulk_runs``).
 import base64
 import contextlib
 import heapq
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -62,13 +61,13 @@ class DeadLetterPage:
     Attributes:
         items: Dead letters that match the filter.
         total: Dead letters of the stream, without the filter.
-        looked_at: Dead letters read.
+        read_count: Dead letters read.
         older: Id to continue from; None if all were read.
     """
 
     items: tuple[DeadMessage, ...]
     total: int
-    looked_at: int
+    read_count: int
     older: str | None
 
 
@@ -93,18 +92,21 @@ class SampledCause:
 def list_newest(
     server: RedisAdmin, stream: bytes, *, where: DeadFilter = EVERYTHING, limit: int = 50, before: str | None = None
 ) -> DeadLetterPage:
-    """Return up to ``limit`` matching dead letters, newest first; with ``before``, only older ones than that id."""
+    """Return up to ``limit`` matching dead letters, newest first; more if several partitions have the last id.
+
+    With ``before``, only older ones than that id.
+    """
     keys = partition_keys(server, stream)
     total = sum(int(server.call("XLEN", companion(key, b"dead"), stream=display_name(key))) for key in keys)
     items: list[DeadMessage] = []
-    looked_at, last = 0, before
+    read_count, last = 0, before
     for one in _newest(server, stream, before, _MOST_READ):
-        looked_at, last = looked_at + 1, one.id
+        if len(items) >= limit and one.id != last:
+            return DeadLetterPage(tuple(items), total, read_count, last)
+        read_count, last = read_count + 1, one.id
         if where.accepts(one):
             items.append(one)
-        if len(items) >= limit:
-            return DeadLetterPage(tuple(items), total, looked_at, last)
-    return DeadLetterPage(tuple(items), total, looked_at, last if looked_at >= _MOST_READ else None)
+    return DeadLetterPage(tuple(items), total, read_count, last if read_count >= _MOST_READ else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,21 +115,21 @@ class CauseSample:
 
     Attributes:
         causes: By event and error, most frequent first.
-        looked_at: Dead letters read.
+        read_count: Dead letters read.
         older: Id to continue from; None if there are no older ones.
     """
 
     causes: tuple[SampledCause, ...]
-    looked_at: int
+    read_count: int
     older: str | None
 
 
 def sample_causes(server: RedisAdmin, stream: bytes, *, sample: int = SAMPLE, before: str | None = None) -> CauseSample:
     """Return the causes of the newest dead letters, or of the newest before an id. Reads at most 5,000."""
     members: dict[tuple[str, str], list[DeadMessage]] = {}
-    looked_at, last, most = 0, None, min(sample, MOST_SAMPLED)
+    read_count, last, most = 0, None, min(sample, MOST_SAMPLED)
     for one in _newest(server, stream, before, most):
-        looked_at, last = looked_at + 1, one.id
+        read_count, last = read_count + 1, one.id
         members.setdefault((one.record.event, one.record.error_type or one.record.reason), []).append(one)
     causes = [
         SampledCause(
@@ -142,7 +144,7 @@ def sample_causes(server: RedisAdmin, stream: bytes, *, sample: int = SAMPLE, be
         for (event, cause), those in members.items()
     ]
     ordered = sorted(causes, key=lambda one: (-one.count, one.event, one.cause))
-    return CauseSample(tuple(ordered), looked_at, last if looked_at >= most else None)
+    return CauseSample(tuple(ordered), read_count, last if read_count >= most else None)
 
 
 def show_dead_letter(server: RedisAdmin, stream: bytes, dead_id: str) -> DeadMessage | None:
@@ -155,10 +157,17 @@ def show_dead_letter(server: RedisAdmin, stream: bytes, dead_id: str) -> DeadMes
 
 
 def _newest(server: RedisAdmin, stream: bytes, before: str | None, most: int) -> Iterator[DeadMessage]:
-    """Yield the dead letters of all partitions, newest first."""
+    """Yield ``most`` dead letters of all partitions, newest first; more if several partitions have the last id.
+
+    A page that ended between two of the same id would skip the second: the next page begins after the id.
+    """
     each = [_newest_of(server, key, before, most) for key in partition_keys(server, stream)]
-    merged = heapq.merge(*each, key=lambda one: parse_id(one.id), reverse=True)
-    return itertools.islice(merged, most)
+    last = ""
+    for read, one in enumerate(heapq.merge(*each, key=lambda one: parse_id(one.id), reverse=True)):
+        if read >= most and one.id != last:
+            return
+        last = one.id
+        yield one
 
 
 def _newest_of(server: RedisAdmin, stream: bytes, before: str | None, most: int) -> Iterator[DeadMessage]:

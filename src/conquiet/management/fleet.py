@@ -218,18 +218,18 @@ class DelayedCounts:
 
     Attributes:
         retrying: Retries among the messages read.
-        looked_at: Messages read, in order of due time.
+        read_count: Messages read, in order of due time.
         total: Messages in the set.
     """
 
     retrying: int
-    looked_at: int
+    read_count: int
     total: int
 
     @property
     def is_exact(self) -> bool:
         """True if all messages were read."""
-        return self.looked_at >= self.total
+        return self.read_count >= self.total
 
 
 def count_retrying(server: RedisAdmin, streams: Sequence[StreamSnapshot]) -> dict[bytes, DelayedCounts]:

@@ -56,8 +56,8 @@ def test_sizes_have_a_unit() -> None:
     [
         (None, 0, "0", "0"),
         (None, 7, "7", "\u2013"),  # not counted yet
-        (DelayedCounts(retrying=3, looked_at=7, total=7), 7, "4", "3"),
-        (DelayedCounts(retrying=400, looked_at=1_000, total=5_000), 5_000, "5\u202f000", "400 of 1\u202f000"),
+        (DelayedCounts(retrying=3, read_count=7, total=7), 7, "4", "3"),
+        (DelayedCounts(retrying=400, read_count=1_000, total=5_000), 5_000, "5\u202f000", "400 of 1\u202f000"),
     ],
 )
 def test_retries_are_counted_apart_from_delayed_messages(
