@@ -188,7 +188,7 @@ def test_the_text_of_a_dead_letter_adds_no_line(quick: Run, client: Redis, key_p
     assert shown.endswith("\nFile\\x1b[2J\nError\n")
 
 
-def test_equal_ids_of_partitions_are_told_apart(quick: Run, redis_url: str, key_prefix: str) -> None:
+def test_equal_ids_of_partitions_are_separate_dead_letters(quick: Run, redis_url: str, key_prefix: str) -> None:
     stream = f"{key_prefix}orders"
     with RawRedis.from_url(redis_url, protocol=2) as client:
         ids = add_equal_dead_letters(client, stream, "7-0", "7-1")

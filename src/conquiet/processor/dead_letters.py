@@ -271,7 +271,7 @@ class DeadLetters:
         return int(await self._send("XLEN", self.keys.dead))
 
     def _has(self, wanted: DeadLetterId) -> bool:
-        """Return whether the id is one of this partition. The name of a partition may stand for its number."""
+        """Return whether the id is one of this partition, which is known by its number or by the name of the stream."""
         return wanted.partition in {self._partition, partition_in(self.keys.stream)}
 
     async def _all(self, where: DeadFilter) -> AsyncIterator[DeadMessage]:
