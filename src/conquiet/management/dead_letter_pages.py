@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from conquiet.management.partitions import companion, partition_keys
 from conquiet.management.redis_admin import RedisAdmin, as_bytes, display_name, utf8_name
+from conquiet.processor.dead_letter_id import is_dead_id, parse_dead_id
 from conquiet.processor.dead_letters import EVERYTHING, DeadFilter, DeadMessage, read_dead_message
-from conquiet.redis_transport.ids import parse_id
 from conquiet.redis_transport.replies import text
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "DeadLetterPage",
     "DeadMessage",
     "SampledCause",
+    "dead_id_in",
     "list_newest",
     "sample_causes",
     "show_dead_letter",
@@ -147,22 +148,31 @@ def sample_causes(server: RedisAdmin, stream: bytes, *, sample: int = SAMPLE, be
 
 def show_dead_letter(server: RedisAdmin, stream: bytes, dead_id: str) -> DeadMessage | None:
     """Return one dead letter; None if it does not exist."""
-    for key in partition_keys(server, stream):
-        reply = server.call("XRANGE", companion(key, b"dead"), dead_id, dead_id, "COUNT", 1, stream=display_name(key))
-        if reply:
-            return read_dead_message(*reply[0])
-    return None
+    wanted = parse_dead_id(dead_id)
+    keys = partition_keys(server, stream)
+    if wanted.partition >= len(keys):
+        return None
+    key, entry_id = keys[wanted.partition], wanted.entry_id
+    reply = server.call("XRANGE", companion(key, b"dead"), entry_id, entry_id, stream=display_name(key))
+    return read_dead_message(*reply[0], partition=wanted.partition) if reply else None
+
+
+def dead_id_in(given: str) -> str | None:
+    """Return a text from outside if it has the form of a dead letter's id, else None."""
+    return given if is_dead_id(given) else None
 
 
 def _newest(server: RedisAdmin, stream: bytes, before: str | None, most: int) -> Iterator[DeadMessage]:
     """Yield the dead letters of all partitions, newest first."""
-    each = [_newest_of(server, key, before, most) for key in partition_keys(server, stream)]
-    merged = heapq.merge(*each, key=lambda one: parse_id(one.id), reverse=True)
+    each = [_newest_of(server, key, index, before, most) for index, key in enumerate(partition_keys(server, stream))]
+    merged = heapq.merge(*each, key=lambda one: parse_dead_id(one.id), reverse=True)
     return itertools.islice(merged, most)
 
 
-def _newest_of(server: RedisAdmin, stream: bytes, before: str | None, most: int) -> Iterator[DeadMessage]:
-    start = "+" if before is None else f"({before}"
+def _newest_of(
+    server: RedisAdmin, stream: bytes, partition: int, before: str | None, most: int
+) -> Iterator[DeadMessage]:
+    start = "+" if before is None else parse_dead_id(before).start_before(partition)
     read = 0
     while read < most:
         reply: list[Any] = server.call(
@@ -173,7 +183,7 @@ def _newest_of(server: RedisAdmin, stream: bytes, before: str | None, most: int)
             return
         for entry in reply:
             read += 1
-            yield read_dead_message(*entry)
+            yield read_dead_message(*entry, partition=partition)
         start = f"({text(reply[-1][0])}"
 
 

@@ -95,7 +95,7 @@ async def test_a_job_is_shown_and_changed_in_whatever_partition_it_is(jobs: Part
 async def test_a_dead_letter_of_any_partition_is_edited_and_retried(
     jobs: PartitionedJobs, aio: RawAsyncRedis, names: list[str]
 ) -> None:
-    last = (await aio.xrange(keys_of(names[2]).dead))[0][0].decode()
+    last = (await aio.xrange(keys_of(names[2]).dead))[0][0].decode() + ".2"
 
     found = await jobs.dead_letter(last)
     report = await jobs.edit_and_retry(last, {"iban": "new"})

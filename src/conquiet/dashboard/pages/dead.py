@@ -23,6 +23,7 @@ from conquiet.management.dead_letter_pages import (
     SAMPLE,
     DeadFilter,
     DeadMessage,
+    dead_id_in,
     list_newest,
     sample_causes,
     show_dead_letter,
@@ -30,7 +31,7 @@ from conquiet.management.dead_letter_pages import (
 )
 from conquiet.management.jobs.admin import PartitionedJobs
 from conquiet.management.jobs.control import JobChange
-from conquiet.management.redis_admin import RedisAdmin, entry_id_in, utf8_name
+from conquiet.management.redis_admin import RedisAdmin, utf8_name
 
 T = TypeVar("T")
 
@@ -89,7 +90,7 @@ async def dead(view: View) -> Values:
         dying = [one for one in visible(view, fleet) if one.dead]
         return {"token": "", "streams": sorted(dying, key=lambda one: -one.dead)[:200], "filters": {}}
     key, where = view.stream(), filter_of(view)
-    before, causes_before = (entry_id_in(view.text(name)) for name in ("before", "causes_before"))
+    before, causes_before = (dead_id_in(view.text(name)) for name in ("before", "causes_before"))
     sample = min(MOST_SAMPLED, max(SAMPLE, view.number("sample", SAMPLE)))
 
     def read(admin: RedisAdmin) -> Values:
@@ -122,7 +123,7 @@ def _histogram(times_ms: tuple[int, ...], now_ms: int) -> list[int]:
 async def dead_letter(view: View) -> Values:
     """Return one dead letter with its history."""
     key, dead_id = view.stream(), view.text("id")
-    if entry_id_in(dead_id) is None:
+    if dead_id_in(dead_id) is None:
         raise NotShownError("A dead letter's id looks like 1763244000000-0.")
     found: DeadMessage | None = await view.parts.servers.redis(lambda admin: show_dead_letter(admin, key, dead_id))
     if found is None:

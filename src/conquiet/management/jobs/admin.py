@@ -1,8 +1,7 @@
 """``JobAdmin`` and ``PartitionedJobs``: list, show and change the jobs of one stream, or of all its partitions.
 
 A job is searched in one partition after the other. A list returns the jobs of the first partition, then of the next;
-its cursor names the partition. The ids of dead letters are unique within a partition only. If two partitions have the
-same id, the first one found is used.
+its cursor names the partition. The id of a dead letter names its partition, too.
 
 See docs/decisions/0051.
 """
@@ -33,8 +32,8 @@ E = TypeVar("E", bound=StrEnum)
 class _Partition:
     """Reads and changes the jobs of one partition, which is a stream."""
 
-    def __init__(self, client: AsyncClient, stream: str, group: str | None) -> None:
-        self.reader = JobReader(client, stream, group)
+    def __init__(self, client: AsyncClient, stream: str, group: str | None, index: int = 0) -> None:
+        self.reader = JobReader(client, stream, group, partition=index)
         self.control = JobControl(self.reader)
         self.bulk = BulkRunner(self.reader, self.control)
 
@@ -296,7 +295,7 @@ class PartitionedJobs(JobAdmin):
 
     async def _partitions(self) -> Sequence[_Partition]:
         names = await partition_names(self._client, self._stream)
-        return [_Partition(self._client, name, self._group) for name in names]
+        return [_Partition(self._client, name, self._group, index) for index, name in enumerate(names)]
 
 
 def _require_bytes(client: AsyncClient) -> AsyncClient:
