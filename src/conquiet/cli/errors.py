@@ -55,16 +55,17 @@ class CannotConnectError(CommandError):
 
 _REASONS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
-        ("noauth", "wrongpass", "authentication", "access denied", "access_refused", "1045"),
+        ("noauth", "wrongpass", "authentication", "access denied", "access_refused", "(1045,"),
         "refused the user name or the password",
         "put the right ones into the URL: scheme://user:password@host",
     ),
     (("noperm",), "does not allow this user the command", "give the user the rights that docs/cli.md names"),
-    (("1049", "unknown database"), "has no such database", "create it, or name another one in the URL"),
+    (("(1049,", "unknown database"), "has no such database", "create it, or name another one in the URL"),
     (
-        ("certificate verify failed", "certificate_verify_failed"),
+        ("certificate verify failed",),
         "has a certificate that is not trusted",
-        "name the file of its authority in the URL: ?cacertfile=… (RabbitMQ) or ?ssl_ca_certs=… (Redis)",
+        "name the file of its authority in the URL (RabbitMQ ?cacertfile=…, Redis ?ssl_ca_certs=…, MySQL ?ssl_ca=…, "
+        "PostgreSQL ?sslrootcert=…), and the host as the certificate does",
     ),
     (
         ("name or service", "nodename", "getaddrinfo", "name resolution"),
@@ -77,7 +78,7 @@ _REASONS: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "check that the server runs and that no firewall is in between",
     ),
     (
-        ("refused", "connectionerror", "2003", "2002", "no such file"),
+        ("refused", "connectionerror", "(2003,", "(2002,", "no such file"),
         "does not answer",
         "start the server, or give the right URL (flag, environment or conquiet.toml)",
     ),

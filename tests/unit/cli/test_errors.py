@@ -19,6 +19,9 @@ from conquiet.errors import QueueError
         (Exception("WRONGPASS invalid"), "refused the user name or the password"),
         (Exception("(1049, \"Unknown database 'shop'\")"), "has no such database"),
         (Exception("NOPERM this user"), "does not allow this user the command"),
+        (OSError("Error 111 connecting to 127.0.0.1:21045. Connection refused."), "does not answer"),
+        (OSError("Error 111 connecting to 127.0.0.1:10491. Connection refused."), "does not answer"),
+        (Exception("(1045, \"Accès refusé pour l'utilisateur 'shop'@'10.0.0.1'\")"), "refused the user name"),
         (Exception("something else, jane@example.org"), "cannot be used (Exception)"),
     ],
 )
