@@ -64,8 +64,10 @@ _REASONS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("certificate verify failed",),
         "has a certificate that is not trusted",
-        "name the file of its authority in the URL (RabbitMQ ?cacertfile=…, Redis ?ssl_ca_certs=…, MySQL ?ssl_ca=…, "
-        "PostgreSQL ?sslrootcert=…), and the host as the certificate does",
+        (
+            "name the file of its authority in the URL (RabbitMQ: cacertfile=…, Redis: ssl_ca_certs=…, MySQL: ssl_ca=…, "
+            "PostgreSQL: sslrootcert=…), and the host as the certificate names it"
+        ),
     ),
     (
         ("name or service", "nodename", "getaddrinfo", "name resolution"),
@@ -123,7 +125,7 @@ def _describe(error: BaseException) -> tuple[str, str, int]:
         case CommandError():
             return str(error), error.fix, error.exit_code
         case ConquietError():
-            return str(error), "", NOT_DONE if isinstance(error, _USAGE_ERRORS) else FAILED
+            return str(error), fix_of(error), NOT_DONE if isinstance(error, _USAGE_ERRORS) else FAILED
         case OSError():
             reason = error.strerror or type(error).__name__
             return f"system error: {reason}", "run with --debug for details", FAILED
@@ -134,6 +136,12 @@ def _describe(error: BaseException) -> tuple[str, str, int]:
         case _:
             # Its text may hold parts of a message or of a URL, so only its class is shown.
             return f"internal error ({type(error).__name__})", "report it, with the output of --debug", FAILED
+
+
+def fix_of(error: BaseException) -> str:
+    """Return the remedy that an error carries; empty if there is none, or its text contains it."""
+    fix: str = getattr(error, "fix", "")
+    return fix
 
 
 def report_error(sentence: str, fix: str = "") -> None:

@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from conquiet.cli.errors import CannotConnectError, exit_on_error
-from conquiet.errors import QueueError
+from conquiet.errors import ConfigurationError, QueueError
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,14 @@ def test_an_exception_of_a_command_becomes_an_exit_code(
         raise error
 
     assert ended.value.exit_code == code
+
+
+def test_the_remedy_of_a_wrong_setting_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as ended, exit_on_error():
+        raise ConfigurationError("the file is not TOML", fix="correct the file")
+
+    assert ended.value.exit_code == 2
+    assert capsys.readouterr().err == "conquiet: the file is not TOML\n  fix: correct the file\n"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conquiet.cli.errors import FAILED, NOT_DONE, CommandError, report_error
+from conquiet.cli.errors import FAILED, NOT_DONE, CommandError, fix_of, report_error
 from conquiet.cli.stdio import call_at_end_of_input
 from conquiet.cli.worker.heartbeat_file import HeartbeatFile, ReadinessReasons
 from conquiet.cli.worker.reachability import unreachable_server
@@ -231,7 +231,7 @@ def unreachable_note(heartbeat_file: Path, row: int) -> Path:
 def _failed(error: Exception, target: str) -> int:
     """Report what went wrong and return the exit code."""
     if isinstance(error, CommandError | ConfigurationError):
-        report_error(str(error), error.fix if isinstance(error, CommandError) else "")
+        report_error(str(error), fix_of(error))
         return NOT_DONE
     if isinstance(error, ModuleNotFoundError) and error.name:  # the driver of a URL, for instance
         report_error(f"{target} needs {printable(error.name)!r}", f"install {printable(error.name)}")

@@ -13,4 +13,6 @@ def test_an_application_that_cannot_be_imported_is_one_sentence(
     assert main("no_such_module:api", 1, reload=False) == 2
 
     said = capsys.readouterr().err
-    assert said.startswith("conquiet: no_such_module:api cannot be served: there is no module 'no_such_module'\n  fix: ")
+    assert said.startswith(
+        "conquiet: no_such_module:api cannot be served: there is no module 'no_such_module'\n  fix: "
+    )
