@@ -65,8 +65,8 @@ _REASONS: tuple[tuple[tuple[str, ...], str, str], ...] = (
         ("certificate verify failed",),
         "has a certificate that is not trusted",
         (
-            "name the file of its authority in the URL (RabbitMQ: cacertfile=…, Redis: ssl_ca_certs=…, MySQL: ssl_ca=…, "
-            "PostgreSQL: sslrootcert=…), and the host as the certificate names it"
+            "name the file of its authority in the URL (RabbitMQ: cacertfile, Redis: ssl_ca_certs, MySQL: ssl_ca, "
+            "PostgreSQL: sslrootcert), and the host as the certificate names it"
         ),
     ),
     (

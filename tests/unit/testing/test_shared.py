@@ -1,5 +1,6 @@
 """The servers of a test run, given by URL or private."""
 
+import traceback
 from collections.abc import Callable
 
 import pytest
@@ -28,6 +29,16 @@ def test_a_given_server_that_is_away_is_named_with_its_variable(
         start(SharedServers())
 
     assert "secret" not in str(caught.value)
+
+
+def test_the_text_of_the_driver_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It quotes what it cannot read of a URL, which may be a part of the password."""
+    monkeypatch.setenv("CONQUIET_TEST_REDIS_URL", "redis://me:geh/eim@127.0.0.1:1/0")
+
+    with pytest.raises(ServerUnavailableError, match="ValueError") as caught:
+        SharedServers().redis()
+
+    assert "geh" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_a_server_has_no_url_before_its_start() -> None:
