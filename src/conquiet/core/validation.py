@@ -64,20 +64,20 @@ def require_string_or_none(name: str, value: object) -> None:
 
 
 def require_selection(where: object, kind: type, *, limit: object = None, on_progress: object = None) -> None:
-    """Check the selection of a call on dead letters, before any of them is read or changed.
+    """Check the selection of a call on dead letters or jobs, before any of them is read or changed.
 
     Args:
         where: The filter.
-        kind: Class of filters of the broker.
-        limit: Maximum number of dead letters. None means all.
-        on_progress: Called after every step of a replay.
+        kind: Class of the filter.
+        limit: Maximum number of dead letters or jobs. None means all.
+        on_progress: Called after every step.
 
     Raises:
         ConfigurationError: An argument is wrong. Nothing was done.
     """
     if not isinstance(where, kind):
         name = kind.__name__
-        raise ConfigurationError(f"where must be a {name}, got {_kind(where)}; {name}() selects all dead letters")
+        raise ConfigurationError(f"where must be a {name}, got {_kind(where)}; {name}() selects all")
     if limit is not None:
         require_positive("limit", limit)
     if on_progress is not None and not callable(on_progress):
