@@ -57,8 +57,8 @@ class RedisAdmin(ClosedAfterUse):
 
     def pipeline(self, commands: list[tuple[Word, ...]], *, stream: str = "", group: str = "") -> list[Any]:
         """Send several commands in one write and return their replies; raise the first error reply."""
-        if len(commands) < 2:  # noqa: PLR2004 - one reply is not a list of replies
-            return [self.call(*words, stream=stream, group=group) for words in commands]
+        if not commands:
+            return []
         self._wait(len(commands))
         packed = b"".join(pack(*words) for words in commands)
         replies = self._connection.pipeline(str(commands[0][0]), packed, len(commands), stream=stream, group=group)
