@@ -1,11 +1,12 @@
 """The servers of a test run, given by URL or private."""
 
+import sys
 import traceback
 from collections.abc import Callable
 
 import pytest
 
-from conquiet.testing import RedisServer, ServerStateError, ServerUnavailableError
+from conquiet.testing import RabbitMQServer, RedisServer, ServerStateError, ServerUnavailableError
 from conquiet.testing.shared import SharedServers
 
 
@@ -41,6 +42,14 @@ def test_the_text_of_the_driver_is_not_shown(monkeypatch: pytest.MonkeyPatch) ->
     assert "geh" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_a_server_has_no_url_before_its_start() -> None:
+@pytest.mark.parametrize(
+    "url_of",
+    [
+        lambda: RedisServer(binary=sys.executable).url,
+        lambda: RabbitMQServer(binary=sys.executable).url,
+        lambda: RabbitMQServer(binary=sys.executable).management_url,
+    ],
+)
+def test_a_server_has_no_url_before_its_start(url_of: Callable[[], str]) -> None:
     with pytest.raises(ServerStateError, match="no port and no URL before its start"):
-        _ = RedisServer().url
+        url_of()
