@@ -21,12 +21,13 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,63}")
 _PLAIN = "plain SQL identifier: letters, digits, _ and $, not starting with a digit, at most 64 characters"
 
 
-def require_positive(name: str, value: object) -> int:
+def require_positive(name: str, value: object, *, zero_allowed: bool = False) -> int:
     """Return ``value`` if it is an int greater than zero. ``True`` is rejected."""
+    wanted = "a whole number, zero or more" if zero_allowed else "a positive integer"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigurationError(f"{name} must be a positive integer, got {_kind(value)}")
-    if value <= 0:
-        raise ConfigurationError(f"{name} must be a positive integer, got {value}")
+        raise ConfigurationError(f"{name} must be {wanted}, got {_kind(value)}")
+    if value < 0 or (value == 0 and not zero_allowed):
+        raise ConfigurationError(f"{name} must be {wanted}, got {value}")
     return value
 
 
