@@ -93,8 +93,6 @@ class JobAdmin:
         phase = _named(JobPhase, phase)
         require_selection(where, JobFilter)
         partitions = await self._partitions()
-        if len(partitions) == 1:
-            return await partitions[0].reader.list(phase, where, cursor=cursor, limit=limit, with_data=with_data)
         at, inner = _position(cursor, len(partitions))
         jobs: list[JobReport] = []
         scanned = 0
