@@ -55,12 +55,16 @@ class CannotConnectError(CommandError):
 
 _REASONS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
-        ("noauth", "wrongpass", "authentication", "access denied", "access_refused", "(1045,"),
+        ("noauth", "wrongpass", "authentication", "access denied", "access_refused", "(1045,", 'fatal:  role "'),
         "refused the user name or the password",
         "put the right ones into the URL: scheme://user:password@host",
     ),
     (("noperm",), "does not allow this user the command", "give the user the rights that docs/cli.md names"),
-    (("(1049,", "unknown database"), "has no such database", "create it, or name another one in the URL"),
+    (
+        ("(1049,", "unknown database", 'fatal:  database "'),
+        "has no such database",
+        "create it, or name another one in the URL",
+    ),
     (
         ("certificate verify failed",),
         "has a certificate that is not trusted",

@@ -18,6 +18,8 @@ from conquiet.errors import ConfigurationError, QueueError
         (OSError("Name or service not known"), "there is no such host"),
         (Exception("WRONGPASS invalid"), "refused the user name or the password"),
         (Exception("(1049, \"Unknown database 'shop'\")"), "has no such database"),
+        (Exception('FATAL:  database "shop" does not exist'), "has no such database"),
+        (Exception('FATAL:  role "shop" does not exist'), "refused the user name"),
         (Exception("NOPERM this user"), "does not allow this user the command"),
         (OSError("Error 111 connecting to 127.0.0.1:21045. Connection refused."), "does not answer"),
         (OSError("Error 111 connecting to 127.0.0.1:10491. Connection refused."), "does not answer"),
