@@ -18,6 +18,7 @@ from conquiet.errors import ConfigurationError, QueueError
         (OSError("Name or service not known"), "there is no such host"),
         (Exception("WRONGPASS invalid"), "refused the user name or the password"),
         (Exception("(1049, \"Unknown database 'shop'\")"), "has no such database"),
+        (OSError("[SSL] certificate verify failed: self-signed certificate (_ssl.c:1045)"), "is not trusted"),
         (Exception('FATAL:  database "shop" does not exist'), "has no such database"),
         (Exception('FATAL:  role "shop" does not exist'), "refused the user name"),
         (Exception("NOPERM this user"), "does not allow this user the command"),
