@@ -21,12 +21,13 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,63}")
 _PLAIN = "plain SQL identifier: letters, digits, _ and $, not starting with a digit, at most 64 characters"
 
 
-def require_positive(name: str, value: object) -> int:
+def require_positive(name: str, value: object, *, zero_allowed: bool = False) -> int:
     """Return ``value`` if it is an int greater than zero. ``True`` is rejected."""
+    wanted = "a whole number, zero or more" if zero_allowed else "a positive integer"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigurationError(f"{name} must be a positive integer, got {_kind(value)}")
-    if value <= 0:
-        raise ConfigurationError(f"{name} must be a positive integer, got {value}")
+        raise ConfigurationError(f"{name} must be {wanted}, got {_kind(value)}")
+    if value < 0 or (value == 0 and not zero_allowed):
+        raise ConfigurationError(f"{name} must be {wanted}, got {value}")
     return value
 
 
@@ -64,20 +65,20 @@ def require_string_or_none(name: str, value: object) -> None:
 
 
 def require_selection(where: object, kind: type, *, limit: object = None, on_progress: object = None) -> None:
-    """Check the selection of a call on dead letters, before any of them is read or changed.
+    """Check the selection of a call on dead letters or jobs, before any of them is read or changed.
 
     Args:
         where: The filter.
-        kind: Class of filters of the broker.
-        limit: Maximum number of dead letters. None means all.
-        on_progress: Called after every step of a replay.
+        kind: Class of the filter.
+        limit: Maximum number of dead letters or jobs. None means all.
+        on_progress: Called after every step.
 
     Raises:
         ConfigurationError: An argument is wrong. Nothing was done.
     """
     if not isinstance(where, kind):
         name = kind.__name__
-        raise ConfigurationError(f"where must be a {name}, got {_kind(where)}; {name}() selects all dead letters")
+        raise ConfigurationError(f"where must be a {name}, got {_kind(where)}; {name}() selects all")
     if limit is not None:
         require_positive("limit", limit)
     if on_progress is not None and not callable(on_progress):

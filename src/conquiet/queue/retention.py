@@ -5,7 +5,7 @@ from typing import Final
 
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
-from conquiet.core.validation import require_seconds
+from conquiet.core.validation import require_positive, require_seconds
 from conquiet.errors import ConfigurationError
 
 logger = FactLogger(__name__)
@@ -34,8 +34,7 @@ class Retention:
 
     def __post_init__(self) -> None:
         require_seconds("keep_s", self.keep_s, zero_allowed=True)
-        if type(self.keep_min) is not int or self.keep_min < 0:
-            raise ConfigurationError(f"keep_min must be a whole number, 0 or more, got {self.keep_min!r}")
+        require_positive("keep_min", self.keep_min, zero_allowed=True)
         require_seconds("interval_s", self.interval_s)
 
 

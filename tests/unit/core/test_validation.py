@@ -24,6 +24,13 @@ def test_a_positive_int_is_returned() -> None:
     assert require_positive("block_ms", 5_000) == 5_000
 
 
+@pytest.mark.parametrize("value", [-1, True, 0.0, "1", None])
+def test_zero_can_be_allowed_for_a_number_too(value: object) -> None:
+    assert require_positive("keep_min", 0, zero_allowed=True) == 0
+    with pytest.raises(ConfigurationError, match="keep_min must be a whole number, zero or more, got "):
+        require_positive("keep_min", value, zero_allowed=True)
+
+
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, True, "1", None, 0, 10**400])
 def test_seconds_are_finite_and_above_zero(value: object) -> None:
     with pytest.raises(ConfigurationError, match="grace_s must be a positive number of seconds"):

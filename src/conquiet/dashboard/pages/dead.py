@@ -29,7 +29,7 @@ from conquiet.management.dead_letter_pages import (
     show_dead_letter,
     stream_of_token,
 )
-from conquiet.management.jobs.admin import PartitionedJobs
+from conquiet.management.jobs.admin import JobAdmin
 from conquiet.management.jobs.control import JobChange
 from conquiet.management.redis_admin import RedisAdmin, utf8_name
 
@@ -168,10 +168,10 @@ async def start_run(view: View, form: Form, create: Callable[..., Awaitable[Bulk
 
 
 async def with_jobs(
-    view: View, stream: str, work: Callable[[PartitionedJobs], Awaitable[T]], *, group: str | None = None
+    view: View, stream: str, work: Callable[[JobAdmin], Awaitable[T]], *, group: str | None = None
 ) -> T:
     """Return ``await work(jobs)`` with the jobs of a stream."""
-    return await view.parts.servers.redis_async(lambda client: work(PartitionedJobs(client, stream, group=group)))
+    return await view.parts.servers.redis_async(lambda client: work(JobAdmin(client, stream, group=group)))
 
 
 def text_name(token: str) -> str:

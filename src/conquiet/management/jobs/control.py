@@ -18,7 +18,7 @@ from typing import Any
 from conquiet.core.json_codec import CodecError, encode_payload
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_seconds
-from conquiet.errors import ConfigurationError, OperatorError, PayloadError
+from conquiet.errors import ConfigurationError, OperatorError
 from conquiet.management.jobs.models import JobPhase, JobReport
 from conquiet.management.jobs.reader import JobReader
 from conquiet.management.jobs.search import Search
@@ -234,10 +234,6 @@ def _require_data(data: Mapping[str, Any], stream: str) -> None:
         refused = error
     else:
         return
-    raise PayloadError(
-        f"edit of a job in stream {printable(stream)!r}: data was refused: {refused.explanation}",
-        stream=stream,
-        command="edit",
-        reason=refused.reason,
-        path=refused.path,
+    raise refused.as_payload_error(
+        f"edit of a job in stream {printable(stream)!r}: data", stream=stream, command="edit"
     )
