@@ -7,7 +7,7 @@ from tests.equal_dead_letters import add_equal_dead_letters, left_in, messages_i
 from tests.redis_clients import RawAsyncRedis, RawRedis
 
 from conquiet.errors import ConfigurationError
-from conquiet.management import JobAdmin, JobChange, PartitionedJobs, RedisAdmin
+from conquiet.management import JobAdmin, JobChange, RedisAdmin
 from conquiet.management.bulk_runs import BulkRuns, RunAction, RunState
 from conquiet.management.dead_letter_pages import DeadFilter, list_newest, sample_causes, show_dead_letter
 from conquiet.processor import DeadLetters, PartitionedStream
@@ -172,7 +172,7 @@ async def test_a_bulk_run_of_one_id_spares_the_others(
 async def test_the_place_of_a_dead_job_names_one_dead_letter(
     raw: RawRedis, aio: RawAsyncRedis, stream: str, ids: list[str]
 ) -> None:
-    jobs = PartitionedJobs(aio, stream)
+    jobs = JobAdmin(aio, stream)
     found = (await jobs.list("dead")).jobs
     assert sorted(job.place for job in found) == sorted(ids)
     assert [job.id for job in found] == [f"of {job.place}" for job in found]
@@ -192,7 +192,7 @@ async def test_the_place_of_a_dead_job_names_one_dead_letter(
 async def test_dead_jobs_come_page_by_page_and_are_all_retried(
     raw: RawRedis, aio: RawAsyncRedis, stream: str, ids: list[str]
 ) -> None:
-    jobs = PartitionedJobs(aio, stream)
+    jobs = JobAdmin(aio, stream)
     found: list[str] = []
     cursor: str | None = None
     while True:
@@ -211,7 +211,7 @@ async def test_the_stream_of_a_dead_job_knows_its_place(
     raw: RawRedis, aio: RawAsyncRedis, stream: str, ids: list[str]
 ) -> None:
     """A job reports its partition as its stream: the two together lead to its dead letter, too."""
-    (job,) = [one for one in (await PartitionedJobs(aio, stream).list("dead")).jobs if one.place == "7-0.2"]
+    (job,) = [one for one in (await JobAdmin(aio, stream).list("dead")).jobs if one.place == "7-0.2"]
     partition = DeadLetters(aio, job.stream)
 
     assert job.stream == partition_name(stream, 2)
