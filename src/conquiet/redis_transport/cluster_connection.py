@@ -133,6 +133,6 @@ class ClusterConnection(RedisConnection):
         if node is None:
             node = RedisConnection(self._cluster.node(address), longest_wait_s=self._longest_wait_s)
             self._nodes[address] = node
-            if self._aborted:
+            if self._aborts_begun:
                 node.abort()
         return node
