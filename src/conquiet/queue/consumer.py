@@ -156,13 +156,11 @@ class QueueConsumer(ClosedAfterUse):
             QueueError: Redis failed. Nothing is retried.
             LifecycleError: The consumer is closed.
         """
-        self._require_open()
         found = self._read(block_ms)
         return found[0] if found else None
 
     def next_batch(self, count: int, *, block_ms: int | None = None) -> MessageBatch:
         """Wait for new messages and return up to ``count`` of them; an empty batch if none came. See ``next``."""
-        self._require_open()
         return self._read(block_ms, count)
 
     def _require_open(self) -> None:
@@ -173,6 +171,7 @@ class QueueConsumer(ClosedAfterUse):
     def _read(self, block_ms: int | None, *count: int) -> MessageBatch:
         total_ms = self.config.block_ms if block_ms is None else block_ms
         if self._stopping:
+            self._require_open()
             return MessageBatch()
         try:
             if type(total_ms) is not int or total_ms <= LONGEST_SLICE_MS:
@@ -298,8 +297,8 @@ class QueueConsumer(ClosedAfterUse):
         until_stopped: Callable[[], None],
         outage: Outage | None = None,
     ) -> None:
-        self._require_open()
         if self._stopping:
+            self._require_open()
             return
         run_status = self._run_status
         if run_status.status in {Status.NEW, Status.STOPPED}:  # STOPPED: an earlier run has raised
