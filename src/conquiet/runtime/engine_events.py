@@ -244,13 +244,4 @@ def _log_failure(callback: Callback, event: EngineEvent, error: BaseException) -
         error,
         event_name=type(event).__name__,
         callback=getattr(callback, "__qualname__", type(callback).__qualname__),
-        line=_line_of(error),
     )
-
-
-def _line_of(error: BaseException) -> str:
-    """Return the file and line where the error was raised."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
