@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from conquiet.core.functions import is_awaited, reject_generator_function, require_arguments
+from conquiet.core.functions import require_handler
 from conquiet.core.log import FactLogger
 from conquiet.core.task_cancellation import forget_cancellations, is_ending
 from conquiet.core.worker_pool import current_worker, enter_worker
@@ -98,11 +98,7 @@ class EventDispatcher:
     def on(self, name: str, callback: Callback) -> None:
         """Call ``callback(event)`` for every later event of this name."""
         kind = _kind_of(name)
-        if not callable(callback):
-            raise ConfigurationError("a callback must be callable")
-        reject_generator_function("callback", callback)
-        require_arguments("callback", callback, "event")
-        self._callbacks[kind].append((callback, is_awaited(callback)))
+        self._callbacks[kind].append((callback, require_handler("callback", callback, "event")))
         self.subscribed.add(kind)
 
     def off(self, name: str, callback: Callback) -> None:
