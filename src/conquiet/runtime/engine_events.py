@@ -179,7 +179,7 @@ class EventDispatcher:
         return self._task is not None and current_worker() is self._task
 
     async def _serve(self) -> None:
-        enter_worker(asyncio.current_task())
+        enter_worker()
         while not self._closing:
             try:
                 await self._call_all()
