@@ -5,18 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.runtime.messages import a_message
 
 from conquiet.errors import ConfigurationError
 from conquiet.runtime.engine_events import EngineError, EventDispatcher, Started
-from conquiet.runtime.message import RuntimeMessage
 from conquiet.testing import wait_until_async
-
-
-def a_message(message_id: str = "1-0", stream: str = "s", **facts: Any) -> RuntimeMessage:
-    message = RuntimeMessage(stream, message_id, {"secret": "x"}, leased_at=facts.pop("leased_at", 0.0))
-    for name, value in facts.items():
-        setattr(message, name, value)
-    return message
 
 
 async def test_events_reach_all_callbacks_although_one_is_broken() -> None:
