@@ -201,6 +201,8 @@ def describe_error(error: BaseException | None) -> Mapping[str, str]:
         if len(_known_places) >= _KNOWN:
             _known_places.clear()
         known = _known_places[at] = _describe_place(error)
+    if error.__cause__ is None and not _describers and not isinstance(error, ConquietError):
+        return known[0]  # most errors: ``reason_of`` would return ""
     reason = reason_of(error)
     return known[0] | {"reason": reason} if reason else known[0]
 
