@@ -34,7 +34,7 @@ class StreamReader:
 
     def __init__(self, connection: AsyncRedisConnection, parts: EngineParts) -> None:
         self._connection = connection
-        self._group = self.group = parts.group
+        self.group = parts.group
         self._consumer_id, self._table = parts.consumer_id, parts.table
         self._names: dict[bytes, str] = {}
         self._reads: dict[tuple[ReadRequest, int], bytes] = {}
@@ -44,7 +44,7 @@ class StreamReader:
 
     async def create_groups(self, streams: Sequence[str]) -> list[str]:
         """Create missing groups at the first entry of their stream. Return the streams of the created groups."""
-        packed = [create_group(stream, self._group) for stream in streams]
+        packed = [create_group(stream, self.group) for stream in streams]
         created = []
         for stream, reply in zip(streams, await self._connection.call(packed), strict=True):
             if not isinstance(reply, ResponseError):
@@ -101,7 +101,7 @@ class StreamReader:
     async def lag(self, streams: Sequence[str]) -> dict[str, int | None]:
         """Return the number of undelivered entries by stream, None if the server does not report it (before 7.0)."""
         replies = await self._connection.call([pack("XINFO", "GROUPS", stream) for stream in streams])
-        return {stream: _lag(reply, self._group) for stream, reply in zip(streams, replies, strict=True)}
+        return {stream: _lag(reply, self.group) for stream, reply in zip(streams, replies, strict=True)}
 
     def _packed(self, request: ReadRequest, wait_ms: int) -> bytes:
         key = (request, wait_ms)
@@ -111,12 +111,12 @@ class StreamReader:
                 self._reads.clear()
             block = ("BLOCK", wait_ms) if wait_ms else ()
             news = [">"] * len(request.streams)
-            who = ("XREADGROUP", "GROUP", self._group, self._consumer_id, "COUNT", request.each)
+            who = ("XREADGROUP", "GROUP", self.group, self._consumer_id, "COUNT", request.each)
             packed = self._reads[key] = pack(*who, *block, "STREAMS", *request.streams, *news)
         return packed
 
     def _translated(self, reply: ResponseError, stream: str, command: str) -> QueueError:
-        return translate(reply, stream=stream, group=self._group, command=command)
+        return translate(reply, stream=stream, group=self.group, command=command)
 
 
 def _meant(refusal: ResponseError, streams: Sequence[str]) -> str:
