@@ -5,8 +5,7 @@ from typing import Final
 
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
-from conquiet.core.validation import require_positive, require_seconds
-from conquiet.errors import ConfigurationError
+from conquiet.core.validation import require_instance, require_positive, require_seconds
 
 logger = FactLogger(__name__)
 
@@ -40,8 +39,8 @@ class Retention:
 
 def require_retention(value: object) -> None:
     """Raise ``ConfigurationError`` for anything but a ``Retention``, which has checked itself, or None."""
-    if value is not None and not isinstance(value, Retention):
-        raise ConfigurationError("retention must be a Retention(...) or None")
+    if value is not None:
+        require_instance("retention", value, Retention)
 
 
 class GrowthWatch:

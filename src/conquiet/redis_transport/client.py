@@ -234,7 +234,7 @@ def require_raw_client(client: object, *, sends_once: bool = False) -> None:
         problem = f"is a {type(client).__name__}"
     elif settings.get("decode_responses"):
         problem = "decodes replies"
-    elif sends_once and getattr(settings.get("retry"), "_retries", 0) != 0:
+    elif sends_once and getattr(settings.get("retry", getattr(client, "retry", None)), "_retries", 0) != 0:
         problem = "repeats a command after a lost reply, which may store a message twice"
     if problem:
         raise ConfigurationError(
