@@ -8,7 +8,6 @@ begin with an underscore. Names, kinds and defaults of parameters come from ``in
 ``help()`` shows. Annotations come from the source (``ast``): the author's name of a type says more than its parts.
 """
 
-import argparse
 import ast
 import dataclasses
 import enum
@@ -16,13 +15,14 @@ import inspect
 import itertools
 import re
 import sys
-import textwrap
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, is_typeddict
+
+import generated
 
 from conquiet.errors import ConquietError
 
@@ -351,22 +351,5 @@ def render() -> str:
     return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()).rstrip() + "\n"
 
 
-def main() -> int:
-    """Write or check the page."""
-    parser = argparse.ArgumentParser(
-        description=textwrap.dedent(__doc__ or ""), formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--check", action="store_true", help="compare docs/api.md instead of writing it")
-    args = parser.parse_args()
-
-    page = render()
-    if not args.check:
-        PAGE.write_text(page, encoding="utf-8")
-    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page:
-        print("docs/api.md is out of date: run python scripts/api_docs.py", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(generated.main(__doc__, lambda: {PAGE: render()}))

@@ -41,7 +41,7 @@ PROMISES = {
     "rabbit": ["conquiet.rabbit"],
     "scheduler": ["conquiet.scheduler", "conquiet.processor"],
     "fast": ["uvloop"],
-    "cli": ["conquiet.cli.app"],
+    "cli": ["conquiet.cli.app", "click"],
     "flask": ["conquiet.contrib.flask"],
     "django": ["conquiet.contrib.django"],
     "dashboard": ["conquiet.dashboard", "uvicorn"],

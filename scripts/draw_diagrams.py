@@ -7,12 +7,13 @@ The layers of the architecture are read from the import-linter's contract. The p
 own, so that they can be read on a dark page too, and name no font that a browser would have to fetch.
 """
 
-import argparse
 import re
 import sys
 import tomllib
 from html import escape
 from pathlib import Path
+
+import generated
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "img"
@@ -239,22 +240,5 @@ IMAGES_BY_NAME = {
 }  # fmt: skip
 
 
-def main() -> int:
-    """Write or check the pictures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
-    stale = []
-    for name, draw in IMAGES_BY_NAME.items():
-        file, text = IMAGES / name, draw()
-        if not check:
-            file.write_text(text, encoding="utf-8")
-        elif not file.exists() or file.read_text(encoding="utf-8") != text:
-            stale.append(name)
-    if stale:
-        print(f"out of date: {', '.join(stale)}; run python scripts/draw_diagrams.py", file=sys.stderr)
-    return 1 if stale else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(generated.main(__doc__, lambda: {IMAGES / name: draw() for name, draw in IMAGES_BY_NAME.items()}))

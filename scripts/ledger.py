@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import check_history
+import generated
 import history_records
 import plant
 
@@ -304,15 +305,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(wrong) or "every kept history is judged as the ledger says")
         return 1 if wrong else 0
     page = render()
-    rendered = {PAGE: page, README: render_readme(page)}
-    if options.check:
-        wrong = [path.name for path, text in rendered.items() if path.read_text(encoding="utf-8") != text]
-        if wrong:
-            print(f"{', '.join(wrong)}: not what the ledger says: run python scripts/ledger.py")
-        return 1 if wrong else 0
-    for path, text in rendered.items():
-        path.write_text(text, encoding="utf-8")
-    return 0
+    return generated.write({PAGE: page, README: render_readme(page)}, check=options.check)
 
 
 if __name__ == "__main__":

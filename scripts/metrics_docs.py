@@ -4,11 +4,11 @@ python scripts/metrics_docs.py            write docs/metrics.md
 python scripts/metrics_docs.py --check    exit with 1 if docs/metrics.md is out of date
 """
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
+import generated
 from prometheus_client import Counter, Gauge, Histogram
 
 from conquiet.metrics import registry
@@ -79,15 +79,5 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def main() -> int:
-    """Write or check the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    if parser.parse_args().check:
-        return int(PAGE.read_text(encoding="utf-8") != page())
-    PAGE.write_text(page(), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(generated.main(__doc__, lambda: {PAGE: page()}))

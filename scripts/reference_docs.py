@@ -8,7 +8,6 @@ text is the docstring, what to do is in ``error_remedies.toml``, which has to na
 ``--help`` shows.
 """
 
-import argparse
 import dataclasses
 import enum
 import inspect
@@ -24,6 +23,7 @@ from typer.main import get_command
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import api_docs
+import generated
 
 from conquiet.runtime import RuntimeSettings
 
@@ -257,22 +257,5 @@ def _is_command(line: str) -> bool:
 PAGES = {"settings.md": settings_page, "errors.md": errors_page, "commands.md": commands_page}
 
 
-def main() -> int:
-    """Write or check the pages."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="compare the pages instead of writing them")
-    check = parser.parse_args().check
-    stale = []
-    for name, render in PAGES.items():
-        page, text = DOCS / name, render()
-        if not check:
-            page.write_text(text, encoding="utf-8")
-        elif not page.exists() or page.read_text(encoding="utf-8") != text:
-            stale.append(name)
-    if stale:
-        print(f"out of date: {', '.join(stale)}; run python scripts/reference_docs.py", file=sys.stderr)
-    return 1 if stale else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(generated.main(__doc__, lambda: {DOCS / name: render() for name, render in PAGES.items()}))

@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 from redis import Redis
+from tests.equal_dead_letters import add_equal_dead_letters, left_in, messages_in
+from tests.redis_clients import RawRedis
 
 from conquiet.processor.dead_letter_record import DeadRecord
 from conquiet.processor.keys import keys_of
@@ -184,3 +186,34 @@ def test_the_text_of_a_dead_letter_adds_no_line(quick: Run, client: Redis, key_p
 
     assert "consumer     c\\nforged  line\n" in shown
     assert shown.endswith("\nFile\\x1b[2J\nError\n")
+
+
+def test_equal_ids_of_partitions_are_separate_dead_letters(quick: Run, redis_url: str, key_prefix: str) -> None:
+    stream = f"{key_prefix}orders"
+    with RawRedis.from_url(redis_url, protocol=2) as client:
+        ids = add_equal_dead_letters(client, stream, "7-0", "7-1")
+
+        listed = json.loads(quick("dead-letters", "list", stream, "--json").stdout)
+        shown = json.loads(quick("dead-letters", "show", stream, "7-0.1", "--json").stdout)
+        causes = json.loads(quick("dead-letters", "causes", stream, "--json").stdout)
+        done = [
+            quick("dead-letters", "discard", stream, "--id", "7-0.1"),
+            quick("dead-letters", "discard", stream, "--id", "7-1"),
+            quick("dead-letters", "replay", stream, "--id", "7-1.2"),
+        ]
+        missing = quick("dead-letters", "show", stream, "7-0.1")
+        retried = quick("jobs", "retry", stream, "7-1.1", "--data", '{"n": 1}')
+
+        assert [one["id"] for one in listed] == ids
+        assert (shown["id"], shown["message_id"]) == ("7-0.1", "of 7-0.1")
+        assert {one["event"]: one["example"] for one in causes} == {
+            "paid 0": "7-0",
+            "paid 1": "7-0.1",
+            "paid 2": "7-0.2",
+        }
+        assert [one.stdout for one in done] == ["1 discarded\n", "1 discarded\n", "1 replayed\n"]
+        assert (missing.returncode, f"{stream} has no dead letter 7-0.1" in missing.stderr) == (2, True)
+        assert retried.returncode == 0
+        assert left_in(client, stream) == [1, 0, 1]
+        moved = messages_in(client, stream)
+    assert [[json.loads(message)["id"] for message in one] for one in moved] == [[], ["of 7-1.1"], ["of 7-1.2"]]

@@ -81,7 +81,7 @@ def worker(request: pytest.FixtureRequest, build: Callable[[str], object]) -> Wo
 
 @pytest.fixture
 def child(tmp_path: Path) -> Iterator[Child]:
-    heartbeats = HeartbeatFile.create(tmp_path / "heartbeats", 1)
+    heartbeats = HeartbeatFile.create(tmp_path, 1)
     yield Child(heartbeats, 0)
     heartbeats.close()
 

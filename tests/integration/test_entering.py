@@ -1,12 +1,11 @@
 """``async with`` that is cancelled while it enters: no ``__aexit__`` follows, so nothing may be left to work later."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import redis.asyncio
+from tests.tcp_servers import serving
 
 from conquiet.processor import Processor
 from conquiet.rabbit import RabbitConsumer
@@ -14,20 +13,9 @@ from conquiet.runtime import Consumer
 from conquiet.scheduler import Scheduler
 
 
-@asynccontextmanager
-async def silent_server() -> AsyncIterator[int]:
-    """Accept connections and never reply."""
-    guests: list[asyncio.StreamWriter] = []
-
-    async def listen(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        guests.append(writer)
-
-    server = await asyncio.start_server(listen, "127.0.0.1", 0)
-    yield server.sockets[0].getsockname()[1]
-    for guest in guests:
-        guest.close()
-    server.close()
-    await server.wait_closed()
+async def never_reply(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+    while await reader.read(1_000):
+        pass
 
 
 async def handle(*_: Any) -> bool:
@@ -42,7 +30,7 @@ def processor(client: redis.asyncio.Redis) -> Processor:
 
 @pytest.mark.parametrize("package", ["runtime", "processor", "scheduler", "rabbit"])
 async def test_a_timeout_while_entering_leaves_nothing_running(package: str) -> None:
-    async with silent_server() as port:
+    async with serving(never_reply) as port:
         client = redis.asyncio.Redis(host="127.0.0.1", port=port, socket_timeout=2, socket_connect_timeout=2)
         made: dict[str, Any] = {
             "runtime": lambda: Consumer(redis=client, streams=["s"], group="g", handler=handle),

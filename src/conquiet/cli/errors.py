@@ -55,16 +55,23 @@ class CannotConnectError(CommandError):
 
 _REASONS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
-        ("noauth", "wrongpass", "authentication", "access denied", "access_refused", "1045"),
+        ("noauth", "wrongpass", "authentication", "access denied", "access_refused", "(1045,", 'fatal:  role "'),
         "refused the user name or the password",
         "put the right ones into the URL: scheme://user:password@host",
     ),
     (("noperm",), "does not allow this user the command", "give the user the rights that docs/cli.md names"),
-    (("1049", "unknown database"), "has no such database", "create it, or name another one in the URL"),
     (
-        ("certificate verify failed", "certificate_verify_failed"),
+        ("(1049,", "unknown database", 'fatal:  database "'),
+        "has no such database",
+        "create it, or name another one in the URL",
+    ),
+    (
+        ("certificate verify failed",),
         "has a certificate that is not trusted",
-        "name the file of its authority in the URL: ?cacertfile=… (RabbitMQ) or ?ssl_ca_certs=… (Redis)",
+        (
+            "name the file of its authority in the URL (RabbitMQ: cacertfile, Redis: ssl_ca_certs, MySQL: ssl_ca, "
+            "PostgreSQL: sslrootcert), and the host as the certificate names it"
+        ),
     ),
     (
         ("name or service", "nodename", "getaddrinfo", "name resolution"),
@@ -77,7 +84,7 @@ _REASONS: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "check that the server runs and that no firewall is in between",
     ),
     (
-        ("refused", "connectionerror", "2003", "2002", "no such file"),
+        ("refused", "connectionerror", "(2003,", "(2002,", "no such file"),
         "does not answer",
         "start the server, or give the right URL (flag, environment or conquiet.toml)",
     ),
@@ -122,7 +129,7 @@ def _describe(error: BaseException) -> tuple[str, str, int]:
         case CommandError():
             return str(error), error.fix, error.exit_code
         case ConquietError():
-            return str(error), "", NOT_DONE if isinstance(error, _USAGE_ERRORS) else FAILED
+            return str(error), fix_of(error), NOT_DONE if isinstance(error, _USAGE_ERRORS) else FAILED
         case OSError():
             reason = error.strerror or type(error).__name__
             return f"system error: {reason}", "run with --debug for details", FAILED
@@ -133,6 +140,12 @@ def _describe(error: BaseException) -> tuple[str, str, int]:
         case _:
             # Its text may hold parts of a message or of a URL, so only its class is shown.
             return f"internal error ({type(error).__name__})", "report it, with the output of --debug", FAILED
+
+
+def fix_of(error: BaseException) -> str:
+    """Return the remedy that an error carries; empty if there is none, or its text contains it."""
+    fix: str = getattr(error, "fix", "")
+    return fix
 
 
 def report_error(sentence: str, fix: str = "") -> None:

@@ -26,7 +26,8 @@ def make_console(*, quiet: bool = False) -> "Console":
     # rich reads NO_COLOR, TERM=dumb and the terminal's width.
     if sys.stdout.isatty():
         return Console(quiet=quiet)
-    width = int(os.environ.get("COLUMNS") or _PIPE_WIDTH) if os.environ.get("COLUMNS", "").isdigit() else _PIPE_WIDTH
+    columns = os.environ.get("COLUMNS", "")
+    width = int(columns) if columns.isdigit() else _PIPE_WIDTH
     return Console(quiet=quiet, width=width, force_terminal=False, no_color=True, color_system=None)
 
 

@@ -12,7 +12,6 @@ from conquiet.cli.errors import CommandError
 from conquiet.core.server_urls import CONFIG, DB, RABBIT, REDIS, configured_url
 from conquiet.core.server_urls import FILE as _FILE
 from conquiet.core.server_urls import KEYS as _KEYS
-from conquiet.errors import ConfigurationError
 
 __all__ = ["CONFIG", "DB", "RABBIT", "REDIS"]
 
@@ -41,12 +40,7 @@ OUTBOX = "conquiet_outbox"
 
 def find_url(flag: str, variable: str) -> str:
     """Return the URL; an empty string if none is configured."""
-    if flag:
-        return flag
-    try:
-        return configured_url(variable)
-    except ConfigurationError as error:
-        raise CommandError(str(error), fix=error.fix) from None
+    return flag or configured_url(variable)
 
 
 def find_api_url(flag: str, rabbit_url: str) -> str:

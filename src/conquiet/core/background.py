@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Final, Self
 
-from conquiet.core.lifecycle import Health
-from conquiet.errors import ConfigurationError, LifecycleError
+from conquiet.core.lifecycle import Health, Status
+from conquiet.errors import ConfigurationError
 
 _POLL_S: Final = 0.01
 
@@ -36,14 +36,14 @@ class BackgroundWorker(ABC):
 
     async def __aenter__(self) -> Self:
         """Start in the background and return once the worker has started."""
+        is_new = self.health().status is Status.NEW
         running, ready = self._enter()
         background = asyncio.create_task(running)
         try:
             await wait_ready(background, self._wait_healthy() if ready is None else ready.wait())
-        except LifecycleError:
-            raise  # it runs already, for another caller
         except BaseException:
-            await self.close()
+            if is_new:  # else it runs already, for another caller
+                await self.close()
             raise
         self._background = background
         return self

@@ -53,9 +53,6 @@ class BatchRun(Generic[M]):
         members: The members.
         call: Runs some of them. Returns None if all succeeded, or an outcome for each. Raises if nothing took effect.
         lost: Returns an error for a member that must not run any more (its lease was lost), else None.
-
-    Attributes:
-        calls: Number of calls so far.
     """
 
     def __init__(
@@ -71,7 +68,6 @@ class BatchRun(Generic[M]):
         self._outcomes: list[Outcome] = [_UNDECIDED] * len(members)
         self._shared: InfrastructureError | None = None
         self._met_conflict = False
-        self.calls = 0
 
     async def run(self) -> list[Outcome]:
         """Return the outcome of each member. Raises only a cancellation or an error that ends the process."""
@@ -120,7 +116,6 @@ class BatchRun(Generic[M]):
             if self._shared is not None:
                 self._record(positions, [self._shared] * len(positions))
                 return None
-            self.calls += 1
             try:
                 result = await self._call([self._members[position] for position in positions])
                 self._record(positions, _checked(result, len(positions)))

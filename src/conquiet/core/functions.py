@@ -165,6 +165,19 @@ def reject_generator_function(name: str, function: Callable[..., Any]) -> None:
         raise ConfigurationError(f"{name} must not be a generator: remove its yield, or nothing of it is ever run")
 
 
+def require_handler(name: str, function: Callable[..., Any], *arguments: str) -> bool:
+    """Return True for ``async def`` (``is_awaited``), False for a plain function.
+
+    Raises:
+        ConfigurationError: It is not a function, it is a generator, or it cannot be called with these arguments.
+    """
+    if not callable(function):
+        raise ConfigurationError(f"{name} must be callable: async def {name}({', '.join(arguments)})")
+    reject_generator_function(name, function)
+    require_arguments(name, function, *arguments)
+    return is_awaited(function)
+
+
 class _TracedTimeoutError(TimeoutError):
     """A ``TimeoutError`` that keeps its traceback when it is passed from a thread to the event loop."""
 

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from conquiet.core.payload_path import find_path
+from conquiet.errors import PayloadError
 
 MAX_DEPTH = 100
 """Maximum nesting depth when writing. Readers accept more, up to their stack limit."""
@@ -62,6 +63,11 @@ class CodecError(ValueError):
     def explanation(self) -> str:
         """The reason with the path."""
         return f"{self.reason}, at {self.path}" if self.path else self.reason
+
+    def as_payload_error(self, subject: str, *, stream: str, command: str) -> PayloadError:
+        """Return the public error. Raise it outside of ``except``: the context of this one may hold the payload."""
+        text = f"{subject} was refused: {self.explanation}"
+        return PayloadError(text, stream=stream, command=command, reason=self.reason, path=self.path)
 
 
 def decode_payload(data: bytes, *, max_bytes: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ fact that is None or empty is left out. Foreign text (ids, names) is escaped and
 
 ``failure`` logs an exception: its class, the line that raised it and the frames, without any value. The text of an
 exception often quotes the message, so it is shown only for conquiet's errors, which quote nothing. A whole traceback,
-which ends in that text, is logged only if ``show_tracebacks`` or ``log_tracebacks`` of a worker enables it.
+which ends in that text, is logged only if ``conquiet --debug`` or ``log_tracebacks`` of a worker enables it.
 
 See docs/decisions/0058.
 """
@@ -65,13 +65,7 @@ The code is kept, so that no other code gets its id.
 
 _describers: list[Callable[[BaseException], str | None]] = []
 
-_tracebacks = bool(os.environ.get("CONQUIET_DEBUG"))  # set by --debug, for child processes too
-
-
-def show_tracebacks(*, shown: bool = True) -> None:
-    """Enable whole tracebacks in this process. They contain exception texts, which may quote messages."""
-    global _tracebacks  # noqa: PLW0603 - one switch for the process, like logging itself
-    _tracebacks = shown
+_tracebacks = bool(os.environ.get("CONQUIET_DEBUG"))  # set by --debug before this import, for child processes too
 
 
 def add_describer(describe: Callable[[BaseException], str | None]) -> None:

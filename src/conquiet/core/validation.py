@@ -8,8 +8,11 @@ See docs/decisions/0028.
 
 import math
 import re
+from typing import TypeVar
 
 from conquiet.errors import ConfigurationError
+
+T = TypeVar("T")
 
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 # Lone surrogates cannot be encoded as UTF-8. They come from JSON, or from a shell with another encoding.
@@ -21,13 +24,22 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,63}")
 _PLAIN = "plain SQL identifier: letters, digits, _ and $, not starting with a digit, at most 64 characters"
 
 
-def require_positive(name: str, value: object) -> int:
-    """Return ``value`` if it is an int greater than zero. ``True`` is rejected."""
+def require_positive(name: str, value: object, *, zero_allowed: bool = False, most: int | None = None) -> int:
+    """Return ``value`` if it is an int above zero and at most ``most``. ``True`` is rejected."""
+    wanted = "a whole number, zero or more" if zero_allowed else "a positive integer"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigurationError(f"{name} must be a positive integer, got {_kind(value)}")
-    if value <= 0:
-        raise ConfigurationError(f"{name} must be a positive integer, got {value}")
+        raise ConfigurationError(f"{name} must be {wanted}, got {_kind(value)}")
+    if value < 0 or (value == 0 and not zero_allowed):
+        raise ConfigurationError(f"{name} must be {wanted}, got {value}")
+    if most is not None and value > most:
+        raise ConfigurationError(f"{name} must be at most {most}, got {value}")
     return value
+
+
+def require_bool(name: str, value: object) -> None:
+    """Raise ``ConfigurationError`` unless ``value`` is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} must be True or False, got {_kind(value)}")
 
 
 def require_seconds(name: str, value: object, *, zero_allowed: bool = False) -> float:
@@ -57,6 +69,13 @@ def require_text(name: str, value: object) -> str:
     return value
 
 
+def require_instance(name: str, value: object, kind: type[T]) -> T:
+    """Return ``value`` if it is an object of the class ``kind``."""
+    if not isinstance(value, kind):
+        raise ConfigurationError(f"{name} must be {_with_article(kind)}, got {_kind(value)}")
+    return value
+
+
 def require_string_or_none(name: str, value: object) -> None:
     """Raise ``ConfigurationError`` unless ``value`` is a string, which may be empty, or None."""
     if value is not None and not isinstance(value, str):
@@ -64,20 +83,20 @@ def require_string_or_none(name: str, value: object) -> None:
 
 
 def require_selection(where: object, kind: type, *, limit: object = None, on_progress: object = None) -> None:
-    """Check the selection of a call on dead letters, before any of them is read or changed.
+    """Check the selection of a call on dead letters or jobs, before any of them is read or changed.
 
     Args:
         where: The filter.
-        kind: Class of filters of the broker.
-        limit: Maximum number of dead letters. None means all.
-        on_progress: Called after every step of a replay.
+        kind: Class of the filter.
+        limit: Maximum number of dead letters or jobs. None means all.
+        on_progress: Called after every step.
 
     Raises:
         ConfigurationError: An argument is wrong. Nothing was done.
     """
     if not isinstance(where, kind):
         name = kind.__name__
-        raise ConfigurationError(f"where must be a {name}, got {_kind(where)}; {name}() selects all dead letters")
+        raise ConfigurationError(f"where must be a {name}, got {_kind(where)}; {name}() selects all")
     if limit is not None:
         require_positive("limit", limit)
     if on_progress is not None and not callable(on_progress):
@@ -101,7 +120,9 @@ def require_table(name: str, value: object) -> str:
 
 
 def _kind(value: object) -> str:
-    if value is None:
-        return "nothing (None)"
-    name = type(value).__name__
-    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+    return "nothing (None)" if value is None else _with_article(type(value))
+
+
+def _with_article(kind: type) -> str:
+    name = kind.__name__
+    return f"an {name}" if name[0] in "aeiouAEIO" else f"a {name}"

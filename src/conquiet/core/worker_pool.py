@@ -30,9 +30,6 @@ _worker: contextvars.ContextVar["asyncio.Task[Any] | None"] = contextvars.Contex
 current_worker = _worker.get
 """Return the worker task that runs the current item, None outside a pool. Costs a tenth of asyncio.current_task()."""
 
-enter_worker = _worker.set
-"""Make a task of an engine the current worker of its context. Code that it calls cannot wait for the engine's end."""
-
 _SLICE_S = 0.005
 """Longest time that one worker runs without yielding to the event loop."""
 _DRAIN_S = 30.0
@@ -172,7 +169,7 @@ class WorkerPool(Generic[T]):
         return [*self._workers, *([] if self._lone_worker is None else [self._lone_worker])]
 
     async def _serve(self) -> None:
-        task = _enter_worker()
+        task = enter_worker()
         while not self._closing:
             try:
                 await self._run_items(task)
@@ -224,7 +221,7 @@ class WorkerPool(Generic[T]):
                 slice_began = monotonic()
 
     async def _serve_alone(self) -> None:
-        task = _enter_worker()
+        task = enter_worker()
         while self._alone and not self._paused:
             self._is_shut = True
             try:
@@ -303,11 +300,14 @@ class WorkerPool(Generic[T]):
             self._idle.set()
 
 
-def _enter_worker() -> "asyncio.Task[None]":
-    """Prepare the context of a worker, which is copied for every item. Return the worker's task."""
+def enter_worker() -> "asyncio.Task[None]":
+    """Prepare the context of a worker of an engine: code that it calls cannot wait for the end of the engine.
+
+    The context is copied for every item. Return the worker's task.
+    """
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - called inside a task
-    enter_worker(task)
+    _worker.set(task)
     if tracing.active is not None:
         tracing.active.enter_worker()
     return task

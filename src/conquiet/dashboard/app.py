@@ -25,7 +25,7 @@ from conquiet.dashboard.runs import RunExecutor
 from conquiet.dashboard.security import Gate, root_of
 from conquiet.dashboard.servers import Servers
 from conquiet.dashboard.settings import LOOPBACK, DashboardSettings
-from conquiet.dashboard.signing import CSRF_COOKIE, SESSION_COOKIE, FormTokens, TokenLogin
+from conquiet.dashboard.signing import CSRF_COOKIE, SESSION_COOKIE, FormTokens, TokenLogin, view_only
 from conquiet.dashboard.views import Page, Renderer, View
 from conquiet.errors import ConfigurationError
 
@@ -74,23 +74,22 @@ class Dashboard:
     def __init__(
         self, settings: DashboardSettings, *, authorize: Authorize | None = None, login: TokenLogin | None = None
     ) -> None:
-        if settings.reveal and authorize is None and (login is None or not login.has_token):
+        if settings.reveal and authorize is None and login is None:
             raise ConfigurationError(
                 "reveal has no effect: no visitor has the right to it. Pass authorize=, or with 'conquiet dashboard' "
                 "set CONQUIET_DASHBOARD_TOKEN"
             )
         servers = Servers(settings)
         self._parts = Parts(settings, servers, Fleet(servers), RunExecutor(servers), FormTokens(settings.secret), login)
-        visitors = login or TokenLogin("", secret=settings.secret, open_reading=True)
         hosts = settings.allowed_hosts
         if hosts is None and authorize is None:
             hosts = LOOPBACK
         self.routes: Sequence[Route] = self._routes()
         self._app = Gate(
             Starlette(routes=list(self.routes), lifespan=self._lifespan),
-            authorize=authorize or visitors.authorize,
+            authorize=authorize or (view_only if login is None else login.authorize),
             allowed_hosts=hosts,
-            has_login=login is not None and login.has_token,
+            has_login=login is not None,
         )
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
@@ -123,7 +122,7 @@ class Dashboard:
             if page.live:
                 routes.append(Route(f"/live{page.path}", partial(self._follow, page), methods=["GET"]))
         routes += [Route(action.path, partial(self._act, action), methods=["POST"]) for action in ACTIONS]
-        if self._parts.login is not None and self._parts.login.has_token:
+        if self._parts.login is not None:
             routes.append(Route("/login", self._login, methods=["GET", "POST"]))
             routes.append(Route("/logout", self._logout, methods=["POST"]))
         return routes

@@ -57,8 +57,9 @@ def standalone(listener: Listener, **settings: Any) -> Dashboard:
         settings["secret"] = hashlib.sha256(f"conquiet dashboard\0{listener.token}".encode()).hexdigest()
     hosts = (*LOOPBACK, listener.host, *listener.allowed_hosts)
     made = DashboardSettings(allowed_hosts=hosts, **settings)
-    login = TokenLogin(listener.token, secret=made.secret, open_reading=listener.is_loopback)
-    return Dashboard(made, login=login)
+    if not listener.token:
+        return Dashboard(made)
+    return Dashboard(made, login=TokenLogin(listener.token, secret=made.secret, open_reading=listener.is_loopback))
 
 
 def make_server(app: Dashboard, listener: Listener) -> Any:

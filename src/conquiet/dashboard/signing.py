@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from conquiet.core.validation import require_text
 from conquiet.dashboard.access import EVERYTHING, READ_ONLY, Access
 from conquiet.dashboard.security import root_of
 from conquiet.dashboard.settings import LOOPBACK
@@ -31,6 +32,11 @@ def sign(secret: str, purpose: str, text: str) -> str:
 def is_equal(secret: str, given: str) -> bool:
     """Compare a secret with a text from outside, in a time that does not depend on the text."""
     return hmac.compare_digest(secret.encode(), given.encode())  # as bytes: of texts it takes ASCII only
+
+
+def view_only(_request: "Request") -> Access:
+    """Return the rights of a visitor without a log-in."""
+    return Access("visitor", READ_ONLY)
 
 
 class FormTokens:
@@ -62,14 +68,14 @@ class TokenLogin:
     """Log-in by one shared token, for ``conquiet dashboard``.
 
     Args:
-        token: The token; empty: there is no log-in, and every visitor may only view.
+        token: The token.
         secret: Signs the session.
         open_reading: Visitors without a session may view.
         clock: Seconds since the epoch.
     """
 
     def __init__(self, token: str, *, secret: str, open_reading: bool, clock: Callable[[], float] = time.time) -> None:
-        self._token = token
+        self._token = require_text("token", token)
         self._secret = secret
         self._open_reading = open_reading
         self._clock = clock
@@ -77,14 +83,9 @@ class TokenLogin:
 
     def authorize(self, request: "Request") -> Access | None:
         """Return all rights for a session, else the rights of a visitor."""
-        if self._token and self._has_session(request):
+        if self._has_session(request):
             return Access("token", EVERYTHING)
-        return Access("visitor", READ_ONLY) if self._open_reading else None
-
-    @property
-    def has_token(self) -> bool:
-        """True if users can log in."""
-        return bool(self._token)
+        return view_only(request) if self._open_reading else None
 
     @property
     def is_blocked(self) -> bool:
@@ -96,7 +97,7 @@ class TokenLogin:
         """Start a session if the token is correct."""
         if self.is_blocked:
             return False
-        if not self._token or not is_equal(self._token, given):
+        if not is_equal(self._token, given):
             self._failures.append(self._clock())
             return False
         issued = f"{int(self._clock())}.{secrets.token_urlsafe(16)}"

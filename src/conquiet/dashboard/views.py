@@ -197,7 +197,7 @@ class Renderer:
             "current": current,
             "navigation": [one for one in NAVIGATION if one[0] not in hidden],
             "redis_name": settings.redis_name,
-            "has_login": self._parts.login is not None and self._parts.login.has_token,
+            "has_login": self._parts.login is not None,
             "csrf": self._parts.forms.token(request, view.access.user) if view.access.can_change else "",
             "flash": self._parts.flashes.get(view.text("flash")),
             "query": dict(request.query_params),

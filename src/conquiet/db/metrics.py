@@ -16,8 +16,8 @@ from conquiet.metrics.registry import (
     DB_LOCK_FAILURES_TOTAL,
     DB_WRITE_LATENCY_SECONDS,
     DB_WRITE_TOTAL,
-    never_raises,
 )
+from conquiet.metrics.safety import never_raises
 
 
 @never_raises

@@ -5,7 +5,7 @@
     pending          list_pending, reclaim
     maintenance      remove_consumer, trim
     enqueue          enqueue_all
-    jobs/            JobAdmin, PartitionedJobs: list, show and change the jobs of a stream (asynchronous)
+    jobs/            JobAdmin: list, show and change the jobs of a stream (asynchronous)
     doctor/          check servers: findings with severity, reason and fix
 
 Synchronous (except ``jobs``), bounded (SCAN and XINFO with limits, never KEYS), each command sent once.

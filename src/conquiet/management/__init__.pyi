@@ -2,7 +2,6 @@
 
 from conquiet.management.enqueue import enqueue_all as enqueue_all
 from conquiet.management.jobs.admin import JobAdmin as JobAdmin
-from conquiet.management.jobs.admin import PartitionedJobs as PartitionedJobs
 from conquiet.management.jobs.bulk import BulkReport as BulkReport
 from conquiet.management.jobs.control import ChangeReport as ChangeReport
 from conquiet.management.jobs.control import JobChange as JobChange

@@ -25,7 +25,7 @@ from conquiet.core.throttle import Throttle
 from conquiet.core.validation import require_seconds
 from conquiet.errors import ConfigurationError, ConquietError
 from conquiet.management.bulk_run_models import ACTIVE, BulkRun, RunAction, RunState
-from conquiet.management.jobs.admin import PartitionedJobs
+from conquiet.management.jobs.admin import JobAdmin
 from conquiet.management.jobs.bulk import BulkReport
 from conquiet.management.jobs.models import JobFilter, JobPhase
 from conquiet.processor.dead_letters import DeadFilter
@@ -280,7 +280,7 @@ class _StoredRunExecutor:
     async def _with_jobs(self, note: Callable[[BulkReport], None], *, dry_run: bool) -> None:
         """Count or change jobs. The run's id names the bulk change, so that another process can continue it."""
         run = self._run
-        report = await PartitionedJobs(self._runs.client, run.stream, group=run.group or None).bulk(
+        report = await JobAdmin(self._runs.client, run.stream, group=run.group or None).bulk(
             run.action.value,
             run.phase,
             run.jobs or JobFilter(),

@@ -7,14 +7,15 @@ does (``bulk_runs``).
 import base64
 import contextlib
 import heapq
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from conquiet.management.partitions import companion, partition_keys
 from conquiet.management.redis_admin import RedisAdmin, as_bytes, display_name, utf8_name
+from conquiet.processor.dead_letter_id import is_dead_id, parse_dead_id
 from conquiet.processor.dead_letters import EVERYTHING, DeadFilter, DeadMessage, read_dead_message
-from conquiet.redis_transport.ids import parse_id
 from conquiet.redis_transport.replies import text
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "DeadLetterPage",
     "DeadMessage",
     "SampledCause",
+    "dead_id_in",
     "list_newest",
     "sample_causes",
     "show_dead_letter",
@@ -92,20 +94,17 @@ class SampledCause:
 def list_newest(
     server: RedisAdmin, stream: bytes, *, where: DeadFilter = EVERYTHING, limit: int = 50, before: str | None = None
 ) -> DeadLetterPage:
-    """Return up to ``limit`` matching dead letters, newest first; more if several partitions have the last id.
-
-    With ``before``, only older ones than that id.
-    """
+    """Return up to ``limit`` matching dead letters, newest first; with ``before``, only older ones than that id."""
     keys = partition_keys(server, stream)
     total = sum(int(server.call("XLEN", companion(key, b"dead"), stream=display_name(key))) for key in keys)
     items: list[DeadMessage] = []
     read_count, last = 0, before
     for one in _newest(server, stream, before, _MOST_READ):
-        if len(items) >= limit and one.id != last:
-            return DeadLetterPage(tuple(items), total, read_count, last)
         read_count, last = read_count + 1, one.id
         if where.accepts(one):
             items.append(one)
+        if len(items) >= limit:
+            return DeadLetterPage(tuple(items), total, read_count, last)
     return DeadLetterPage(tuple(items), total, read_count, last if read_count >= _MOST_READ else None)
 
 
@@ -149,29 +148,31 @@ def sample_causes(server: RedisAdmin, stream: bytes, *, sample: int = SAMPLE, be
 
 def show_dead_letter(server: RedisAdmin, stream: bytes, dead_id: str) -> DeadMessage | None:
     """Return one dead letter; None if it does not exist."""
-    for key in partition_keys(server, stream):
-        reply = server.call("XRANGE", companion(key, b"dead"), dead_id, dead_id, "COUNT", 1, stream=display_name(key))
-        if reply:
-            return read_dead_message(*reply[0])
-    return None
+    wanted = parse_dead_id(dead_id)
+    keys = partition_keys(server, stream)
+    if wanted.partition >= len(keys):
+        return None
+    key, entry_id = keys[wanted.partition], wanted.entry_id
+    reply = server.call("XRANGE", companion(key, b"dead"), entry_id, entry_id, stream=display_name(key))
+    return read_dead_message(*reply[0], partition=wanted.partition) if reply else None
+
+
+def dead_id_in(given: str) -> str | None:
+    """Return a text from outside if it has the form of a dead letter's id, else None."""
+    return given if is_dead_id(given) else None
 
 
 def _newest(server: RedisAdmin, stream: bytes, before: str | None, most: int) -> Iterator[DeadMessage]:
-    """Yield ``most`` dead letters of all partitions, newest first; more if several partitions have the last id.
-
-    A page that ended between two of the same id would skip the second: the next page begins after the id.
-    """
-    each = [_newest_of(server, key, before, most) for key in partition_keys(server, stream)]
-    last = ""
-    for read, one in enumerate(heapq.merge(*each, key=lambda one: parse_id(one.id), reverse=True)):
-        if read >= most and one.id != last:
-            return
-        last = one.id
-        yield one
+    """Yield the dead letters of all partitions, newest first."""
+    each = [_newest_of(server, key, index, before, most) for index, key in enumerate(partition_keys(server, stream))]
+    merged = heapq.merge(*each, key=lambda one: parse_dead_id(one.id), reverse=True)
+    return itertools.islice(merged, most)
 
 
-def _newest_of(server: RedisAdmin, stream: bytes, before: str | None, most: int) -> Iterator[DeadMessage]:
-    start = "+" if before is None else f"({before}"
+def _newest_of(
+    server: RedisAdmin, stream: bytes, partition: int, before: str | None, most: int
+) -> Iterator[DeadMessage]:
+    start = "+" if before is None else parse_dead_id(before).start_before(partition)
     read = 0
     while read < most:
         reply: list[Any] = server.call(
@@ -182,7 +183,7 @@ def _newest_of(server: RedisAdmin, stream: bytes, before: str | None, most: int)
             return
         for entry in reply:
             read += 1
-            yield read_dead_message(*entry)
+            yield read_dead_message(*entry, partition=partition)
         start = f"({text(reply[-1][0])}"
 
 

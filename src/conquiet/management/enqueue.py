@@ -6,7 +6,6 @@ from typing import Any
 
 from conquiet.core.json_codec import CodecError, encode_payload
 from conquiet.core.validation import require_text
-from conquiet.errors import PayloadError
 from conquiet.management.redis_admin import RedisAdmin, require_admin
 from conquiet.redis_transport.replies import text
 from conquiet.redis_transport.stream_scripts import ENQUEUE_MANY
@@ -58,13 +57,7 @@ def _encoded(payload: Any, stream: str, max_bytes: int) -> bytes:
         return encode_payload(payload, max_bytes=max_bytes)
     except CodecError as error:
         refused = error
-    raise PayloadError(
-        f"the payload was refused: {refused.explanation}",
-        stream=stream,
-        command="XADD",
-        reason=refused.reason,
-        path=refused.path,
-    )
+    raise refused.as_payload_error("the payload", stream=stream, command="XADD")
 
 
 def _send(server: RedisAdmin, stream: str, batch: list[bytes]) -> list[str]:

@@ -163,9 +163,8 @@ class StreamSnapshot:
     @property
     def done(self) -> int | None:
         """Entries acknowledged so far, of all groups; None if the server does not know."""
-        read = [one.entries_read for one in self.groups]
-        known = [one for one in read if one is not None]
-        return None if len(known) < len(read) else sum(known) - self.pending
+        read = sum_known([one.entries_read for one in self.groups])
+        return None if read is None else read - self.pending
 
 
 @dataclass(frozen=True, slots=True)

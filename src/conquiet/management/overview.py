@@ -100,16 +100,16 @@ def describe_key(server: RedisAdmin, key: str | bytes, *, alive_s: float = ALIVE
     server.require_stream(key)
     raw, name = as_bytes(key), display_name(key)
     now_ms = server.now_ms()
-    info = server.mapping("XINFO", "STREAM", raw, stream=name)
+    info = as_mapping(server.call("XINFO", "STREAM", raw, stream=name))
     rows = [as_mapping(one) for one in server.call("XINFO", "GROUPS", raw, stream=name)]
-    context = _Context(int(info["length"]), now_ms, alive_s, server_counts_attempts(server))
+    context = _Context(int(info[b"length"]), now_ms, alive_s, server_counts_attempts(server))
     memory, delayed, dead, paused = _related_keys(server, raw)
-    first = info.get("first-entry")
+    first = info.get(b"first-entry")
     return StreamReport(
         key=name,
         length=context.length,
         first_id=text(first[0]) if first else None,
-        last_id=text(info["last-generated-id"]),
+        last_id=text(info[b"last-generated-id"]),
         memory_bytes=memory,
         delayed=delayed,
         dead_letters=dead,

@@ -67,12 +67,14 @@ class PendingFilter:
     def __post_init__(self) -> None:
         require_positive("limit", self.limit)
         require_seconds("min_idle_s", self.min_idle_s, zero_allowed=True)
-        if type(self.min_deliveries) is not int or self.min_deliveries < 0:
-            raise ConfigurationError("min_deliveries must be a whole number, zero or more")
+        require_positive("min_deliveries", self.min_deliveries, zero_allowed=True)
+
+
+ALL_PENDING = PendingFilter()
 
 
 def list_pending(
-    server: RedisAdmin, stream: str, group: str, where: PendingFilter | None = None, *, alive_s: float = ALIVE_S
+    server: RedisAdmin, stream: str, group: str, where: PendingFilter = ALL_PENDING, *, alive_s: float = ALIVE_S
 ) -> list[PendingReport]:
     """Return pending entries in the order of their ids, of all partitions. Changes nothing.
 
@@ -80,10 +82,8 @@ def list_pending(
         NoSuchStreamError: There is no such stream or group.
     """
     names = existing_partitions(server, stream)
-    found = [report for name in names for report in _list_key(server, name, group, where or PendingFilter(), alive_s)]
-    if len(names) == 1:
-        return found
-    return sorted(found, key=lambda report: parse_id(report.id))[: (where or PendingFilter()).limit]
+    found = [report for name in names for report in _list_key(server, name, group, where, alive_s)]
+    return sorted(found, key=lambda report: parse_id(report.id))[: where.limit]
 
 
 def _list_key(server: RedisAdmin, stream: str, group: str, where: PendingFilter, alive_s: float) -> list[PendingReport]:
@@ -161,13 +161,11 @@ def reclaim(
             "a number of deliveries, or dead owners only"
         )
     new_owner = require_text("owner", owner) if owner else RECLAIMED
+    how = (new_owner, "" if owner else str(_LONG_AGO_MS), "0" if reset_deliveries else "")
     claimed: list[str] = []
     for name in existing_partitions(server, stream):
-        left = replace(where, limit=max(1, where.limit - len(claimed)))
-        if len(claimed) < where.limit:
-            age = "" if owner else str(_LONG_AGO_MS)
-            count = "0" if reset_deliveries else ""
-            claimed += _reclaim_key(server, name, group, left, (new_owner, age, count), dry_run=dry_run)
+        if left := where.limit - len(claimed):
+            claimed += _reclaim_key(server, name, group, replace(where, limit=left), how, dry_run=dry_run)
     return ReclaimReport(tuple(claimed), new_owner, dry_run=dry_run, reset=reset_deliveries)
 
 

@@ -14,7 +14,7 @@ from conquiet.redis_transport.commands import Word, encoded, pack
 from conquiet.redis_transport.errors import ResponseError, translate
 from conquiet.redis_transport.ids import is_entry_id
 from conquiet.redis_transport.redis_url import client_from_url
-from conquiet.redis_transport.replies import as_mapping, info_fields, server_ms, text
+from conquiet.redis_transport.replies import info_fields, server_ms, text
 from conquiet.redis_transport.routing import NodeAddress
 
 
@@ -57,8 +57,8 @@ class RedisAdmin(ClosedAfterUse):
 
     def pipeline(self, commands: list[tuple[Word, ...]], *, stream: str = "", group: str = "") -> list[Any]:
         """Send several commands in one write and return their replies; raise the first error reply."""
-        if len(commands) < 2:  # noqa: PLR2004 - one reply is not a list of replies
-            return [self.call(*words, stream=stream, group=group) for words in commands]
+        if not commands:
+            return []
         self._wait(len(commands))
         packed = b"".join(pack(*words) for words in commands)
         replies = self._connection.pipeline(str(commands[0][0]), packed, len(commands), stream=stream, group=group)
@@ -98,10 +98,6 @@ class RedisAdmin(ClosedAfterUse):
     def now_ms(self) -> int:
         """Return the server's clock, which also forms the entry ids. The clock of this host may differ."""
         return server_ms(self.call("TIME"))
-
-    def mapping(self, *words: Word, stream: str = "", group: str = "") -> dict[str, Any]:
-        """Return a reply of names and values as a dict with text keys."""
-        return {text(key): value for key, value in as_mapping(self.call(*words, stream=stream, group=group)).items()}
 
     def require_stream(self, key: str | bytes) -> None:
         """Raise unless ``key`` holds a stream; the error names the type that it holds."""

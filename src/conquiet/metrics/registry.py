@@ -10,9 +10,6 @@ from typing import Any, TypeVar
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
 from conquiet.errors import ConfigurationError
-from conquiet.metrics.safety import never_raises
-
-__all__ = ["get_or_create", "never_raises"]
 
 M = TypeVar("M", Counter, Gauge, Histogram)
 

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -27,17 +27,18 @@ from conquiet.core.validation import (
 from conquiet.errors import ConfigurationError
 from conquiet.metrics.registry import PROCESSOR_DEAD_LETTERS_EXPIRED_TOTAL
 from conquiet.metrics.safety import count
+from conquiet.processor.dead_letter_id import DeadLetterId, dead_id_of, parse_dead_id
 from conquiet.processor.dead_letter_record import DeadRecord, decode_record
 from conquiet.processor.delayed import Poll
 from conquiet.processor.envelope import encode_raw, replayed
 from conquiet.processor.keys import Keys, keys_of
+from conquiet.processor.partitions import partition_in
 from conquiet.processor.policy import milliseconds, require_count
 from conquiet.processor.scripts import Arg, script
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.redis_transport.client import AsyncClient, require_raw_client
 from conquiet.redis_transport.client_commands import command
 from conquiet.redis_transport.commands import Word
-from conquiet.redis_transport.ids import is_entry_id, milliseconds_of, parse_id
 
 _PAGE = 200
 _CHUNK = 100
@@ -46,7 +47,10 @@ _GONE, _TAKEN, _NO_GROUP = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class DeadMessage:
-    """One dead letter: its id in the dead-letter stream, and its record."""
+    """One dead letter: its id, and its record.
+
+    The id is the one of its entry in the dead-letter stream; in partition 3 of a stream it ends with ``.3``.
+    """
 
     id: str
     record: DeadRecord
@@ -54,7 +58,7 @@ class DeadMessage:
     @property
     def died_ms(self) -> int:
         """When it was written, by the server's clock."""
-        return milliseconds_of(self.id)
+        return parse_dead_id(self.id).milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,7 @@ class DeadFilter:
 
     def __post_init__(self) -> None:
         if self.id is not None:
-            _require_dead_id(self.id)
+            parse_dead_id(self.id)
         for name in ("event", "error_type", "reason", "group"):
             require_string_or_none(name, getattr(self, name))
         for name in ("before_ms", "since_ms"):
@@ -138,15 +142,18 @@ class DeadLetters:
     Args:
         client: A client without retries. The caller closes it.
         stream: The stream of the messages.
+        partition: Number of the partition that the stream is; the ids of its dead letters name it. Ids of other
+            partitions do not exist here.
 
     Attributes:
         keys: Names of the Redis keys.
     """
 
-    def __init__(self, client: AsyncClient, stream: str) -> None:
+    def __init__(self, client: AsyncClient, stream: str, *, partition: int = 0) -> None:
         require_raw_client(client)
         self._client = client
         self.keys = keys_of(stream)
+        self._partition = partition
 
     async def list(self, *, cursor: str | None = None, limit: int = 100, where: DeadFilter = EVERYTHING) -> DeadPage:
         """Return up to ``limit`` dead letters after ``cursor``, oldest first.
@@ -160,9 +167,11 @@ class DeadLetters:
 
     async def show(self, dead_id: str) -> DeadMessage | None:
         """Return one dead letter with its record and message. None if it does not exist."""
-        _require_dead_id(dead_id)
-        found = await self._send("XRANGE", self.keys.dead, dead_id, dead_id)
-        return read_dead_message(*found[0]) if found else None
+        wanted = parse_dead_id(dead_id)
+        if not self._has(wanted):
+            return None
+        found = await self._send("XRANGE", self.keys.dead, wanted.entry_id, wanted.entry_id)
+        return read_dead_message(*found[0], partition=self._partition) if found else None
 
     async def causes(self) -> Sequence[DeadCause]:
         """Return the causes, most frequent first. Reads all dead letters, page by page."""
@@ -236,17 +245,16 @@ class DeadLetters:
                 break
             ids.append(dead.id)
             if len(ids) == _CHUNK:
-                deleted += await self._delete(ids, dry_run=dry_run)
+                deleted += _CHUNK if dry_run else await self.discard_ids(ids)
                 ids = []
-        return deleted + await self._delete(ids, dry_run=dry_run)
+        return deleted + (len(ids) if dry_run else await self.discard_ids(ids))
 
     async def discard_ids(self, ids: Sequence[str]) -> int:
         """Delete these dead letters permanently, in one step. Return how many existed."""
         if isinstance(ids, str):
             raise ConfigurationError("ids must be a list of dead letters' ids, got a single one")
-        for dead_id in ids:
-            _require_dead_id(dead_id)
-        return await self._delete(ids, dry_run=False)
+        entries = [wanted.entry_id for wanted in map(parse_dead_id, ids) if self._has(wanted)]
+        return int(await self._send("XDEL", self.keys.dead, *entries)) if entries else 0
 
     async def trim(self, *, max_count: int | None = None, max_age_s: float | None = None) -> int:
         """Apply a retention now. Return how many dead letters were deleted."""
@@ -262,28 +270,27 @@ class DeadLetters:
         """Return the number of dead letters."""
         return int(await self._send("XLEN", self.keys.dead))
 
-    async def _delete(self, ids: Sequence[str], *, dry_run: bool) -> int:
-        if not ids or dry_run:
-            return len(ids)
-        return int(await self._send("XDEL", self.keys.dead, *ids))
+    def _has(self, wanted: DeadLetterId) -> bool:
+        """Return whether the id is one of this partition, which is known by its number or by the name of the stream."""
+        return wanted.partition in {self._partition, partition_in(self.keys.stream)}
 
     async def _all(self, where: DeadFilter) -> AsyncIterator[DeadMessage]:
         """Iterate over the current dead letters, page by page."""
         if where.id is not None:
             dead = await self.show(where.id)
-            if dead is not None and where.accepts(dead):
+            if dead is not None and replace(where, id=None).accepts(dead):
                 yield dead
             return
         # End at the newest id, not at the current time: after a failover or a clock step, ids may be in the future.
         newest = await self._send("XREVRANGE", self.keys.dead, "+", "-", "COUNT", 1)
         if not newest:
             return
-        end = parse_id(newest[0][0].decode())
+        end = parse_dead_id(dead_id_of(newest[0][0].decode(), self._partition))
         cursor: str | None = None
         while True:
             items, cursor = await self._page(cursor, _PAGE)
             for item in items:
-                if parse_id(item.id) > end:
+                if parse_dead_id(item.id) > end:
                     return
                 if where.accepts(item):
                     yield item
@@ -291,9 +298,9 @@ class DeadLetters:
                 return
 
     async def _page(self, cursor: str | None, limit: int) -> tuple[Sequence[DeadMessage], str | None]:
-        start = "-" if cursor is None else f"({_require_dead_id(cursor)}"
+        start = "-" if cursor is None else parse_dead_id(cursor).start_after(self._partition)
         reply = await self._send("XRANGE", self.keys.dead, start, "+", "COUNT", limit)
-        items = [read_dead_message(raw_id, fields) for raw_id, fields in reply]
+        items = [read_dead_message(raw_id, fields, partition=self._partition) for raw_id, fields in reply]
         return items, items[-1].id if len(items) == limit else None
 
     async def _send(self, *words: Word) -> Any:
@@ -342,7 +349,8 @@ class _Replay:
         for dead in chunk:
             group = self.group or dead.record.group
             # Any nesting depth is accepted: the payload was read one level deeper, inside its record.
-            args += (dead.id, group, encode_raw(replayed(dead.record.payload or {}, group=group)))
+            payload = encode_raw(replayed(dead.record.payload or {}, group=group))
+            args += (parse_dead_id(dead.id).entry_id, group, payload)
         names = (self.keys.stream, self.keys.dead, self.keys.order)
         answers = await script("replay").call(self.client, names, args, stream=self.keys.stream)
         self.taken += answers.count(_TAKEN)
@@ -360,19 +368,13 @@ def _cause(record: DeadRecord) -> str:
     return record.error_type or record.reason
 
 
-def read_dead_message(raw_id: bytes, fields: "list[bytes]") -> DeadMessage:
-    """Decode an entry of a dead-letter stream."""
-    dead_id = raw_id.decode()
+def read_dead_message(raw_id: bytes, fields: "list[bytes]", *, partition: int = 0) -> DeadMessage:
+    """Decode an entry of the dead-letter stream of a partition."""
+    entry_id = raw_id.decode()
     try:
         record = decode_record(fields[1])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # Written by another program, or nested too deeply to be decoded.
         # It is shown as unreadable and can be discarded.
-        record = DeadRecord(reason="unreadable", id=dead_id, entry_id=dead_id, group="")
-    return DeadMessage(dead_id, record)
-
-
-def _require_dead_id(dead_id: object) -> str:
-    if not isinstance(dead_id, str) or not is_entry_id(dead_id):
-        raise ConfigurationError("a dead letter's id looks like 1763244000000-0")
-    return dead_id
+        record = DeadRecord(reason="unreadable", id=entry_id, entry_id=entry_id, group="")
+    return DeadMessage(dead_id_of(entry_id, partition), record)

@@ -13,7 +13,7 @@ from conquiet.core.json_codec import TOO_LARGE, CodecError, encode_payload
 from conquiet.core.redaction import printable
 from conquiet.core.tracing import Headers, require_headers
 from conquiet.core.validation import require_seconds, require_text
-from conquiet.errors import ConfigurationError, PayloadError
+from conquiet.errors import ConfigurationError
 from conquiet.metrics.registry import PROCESSOR_EMITTED_TOTAL
 from conquiet.metrics.safety import count
 from conquiet.processor.envelope import check_new, new_id
@@ -222,12 +222,8 @@ class EmitPlanner:
             when = _when(message.delay_s, message.at)
             is_plain = not when and not once and message.key is None
             return EmitRequest(message_id, message.event, payload, when, once, is_plain=is_plain)
-        raise PayloadError(
-            f"emit to stream {printable(keys.stream)!r}: data was refused: {refused.explanation}",
-            stream=keys.stream,
-            command="emit",
-            reason=refused.reason,
-            path=refused.path,
+        raise refused.as_payload_error(
+            f"emit to stream {printable(keys.stream)!r}: data", stream=keys.stream, command="emit"
         )
 
 

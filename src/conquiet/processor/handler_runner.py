@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from conquiet.core.causation import enter
-from conquiet.core.functions import cancellation_of
+from conquiet.core.functions import cancellation_of, is_awaited, reject_generator_function
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
 from conquiet.core.threads import run_in_thread
@@ -23,7 +23,6 @@ from conquiet.processor.middleware import Middleware, wrapped
 from conquiet.processor.policy import Reject, Retry, allowed_attempts
 from conquiet.processor.settings import HandlerSettings
 from conquiet.runtime.context import MessageContext
-from conquiet.runtime.executor import is_async
 
 logger = FactLogger(__name__)
 
@@ -64,7 +63,8 @@ class HandlerRunner:
         self._is_stopping = is_stopping
         self.limiter = None if settings.concurrency is None else HandlerLimiter(settings.concurrency, is_stopping)
         self.is_limited = self.rate is not None or self.limiter is not None
-        self.is_async = is_async(settings.function)
+        reject_generator_function("handler", settings.function)
+        self.is_async = is_awaited(settings.function)
         self._mark_cancelled = cancellation_of(settings.function)
         self._emitter = emitter
         self._threads = threads

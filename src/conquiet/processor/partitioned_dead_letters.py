@@ -1,7 +1,6 @@
 """The dead letters of all partitions of a stream, with the interface of ``DeadLetters``.
 
-Each partition assigns its dead-letter ids independently: two partitions may assign the same id within one millisecond.
-A call with such an id then applies to both dead letters.
+The id of a dead letter names its partition (``processor.dead_letter_id``), so a call with an id applies to one only.
 
 See docs/decisions/0051.
 """
@@ -11,10 +10,10 @@ from dataclasses import replace
 
 from conquiet.core.replay_report import ReplayReport
 from conquiet.core.validation import require_selection
+from conquiet.processor.dead_letter_id import DeadLetterId, parse_dead_id
 from conquiet.processor.dead_letters import EVERYTHING, DeadCause, DeadFilter, DeadLetters, DeadMessage, DeadPage
 from conquiet.processor.partition_layout import partition_names
 from conquiet.redis_transport.client import AsyncClient
-from conquiet.redis_transport.ids import parse_id
 
 
 class PartitionedDeadLetters:
@@ -30,7 +29,7 @@ class PartitionedDeadLetters:
         self._stream = stream
 
     async def list(self, *, cursor: str | None = None, limit: int = 100, where: DeadFilter = EVERYTHING) -> DeadPage:
-        """Return up to ``limit`` dead letters after ``cursor``, oldest first; more if several have the last id.
+        """Return up to ``limit`` dead letters after ``cursor``, oldest first.
 
         With a filter, a page may hold fewer items, even none, and still have a cursor.
         """
@@ -38,11 +37,8 @@ class PartitionedDeadLetters:
         pages = [await one.list(cursor=cursor, limit=limit) for one in await self._partitions()]
         items = sorted((item for page in pages for item in page.items), key=_age)
         has_more = len(items) > limit or any(page.cursor is not None for page in pages)
-        if not has_more:
-            return DeadPage(tuple(item for item in items if where.accepts(item)), None)
-        last = items[min(limit, len(items)) - 1]
-        shown = [item for item in items if _age(item) <= _age(last)]
-        return DeadPage(tuple(item for item in shown if where.accepts(item)), last.id)
+        shown = items[:limit]
+        return DeadPage(tuple(item for item in shown if where.accepts(item)), shown[-1].id if has_more else None)
 
     async def show(self, dead_id: str) -> DeadMessage | None:
         """Return one dead letter. None if it does not exist."""
@@ -113,11 +109,12 @@ class PartitionedDeadLetters:
         return sum([await one.count() for one in await self._partitions()])
 
     async def _partitions(self) -> Sequence[DeadLetters]:
-        return [DeadLetters(self._client, name) for name in await partition_names(self._client, self._stream)]
+        names = await partition_names(self._client, self._stream)
+        return [DeadLetters(self._client, name, partition=index) for index, name in enumerate(names)]
 
 
-def _age(dead: DeadMessage) -> tuple[int, int]:
-    return parse_id(dead.id)
+def _age(dead: DeadMessage) -> DeadLetterId:
+    return parse_dead_id(dead.id)
 
 
 def _joined(one: DeadCause, other: DeadCause) -> DeadCause:

@@ -9,6 +9,7 @@ See docs/decisions/0051.
 """
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from conquiet.errors import ConfigurationError
 from conquiet.processor.envelope import text_of_key
 
 MOST_PARTITIONS = 1_024
+
+_PARTITION = re.compile(r"\{[^{}]+:([1-9][0-9]{0,3})\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +65,7 @@ def read_layout(reply: Sequence[Any]) -> Layout:
 
 def require_partitions(value: object) -> int:
     """Return ``value`` if it is a valid number of partitions."""
-    count = require_positive("partitions", value)
-    if count > MOST_PARTITIONS:
-        raise ConfigurationError(f"partitions must be at most {MOST_PARTITIONS}, got {count}")
-    return count
+    return require_positive("partitions", value, most=MOST_PARTITIONS)
 
 
 def require_stream_name(stream: object) -> str:
@@ -86,6 +86,12 @@ def partition_name(stream: str, index: int) -> str:
 def index_of(stream: str, name: str) -> int:
     """Return the index of the partition of ``stream`` with this name."""
     return 0 if name == stream else int(name[len(stream) + 2 : -1])
+
+
+def partition_in(name: str) -> int:
+    """Return the index in a name of the form that ``partition_name`` gives; 0 for any other name."""
+    found = _PARTITION.fullmatch(name)
+    return int(found[1]) if found else 0
 
 
 def partition_of(key: str, count: int) -> int:

@@ -17,12 +17,12 @@ from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.deduplicator import Deduplicator
 from conquiet.core.lifecycle import BlockingLifecycle, Health, Status, sleep_unless
 from conquiet.core.log import FactLogger
-from conquiet.core.validation import require_seconds
+from conquiet.core.validation import require_instance, require_seconds
 from conquiet.errors import ConfigurationError, LifecycleError, QueueError
 from conquiet.queue.batch_runner import BatchDeduplicator, BatchMessageRunner, QueueBatchHandler
 from conquiet.queue.models import Backlog, MessageBatch, QueueMessage
 from conquiet.queue.outage import Outage
-from conquiet.queue.redis_streams import LONGEST_SLICE_MS, RedisStreamsQueue, require_config
+from conquiet.queue.redis_streams import LONGEST_SLICE_MS, RedisStreamsQueue
 from conquiet.queue.runner import MessageRunner, OnMalformed, QueueHandler
 from conquiet.redis_transport.client import SOCKET_TIMEOUT_S, AnyRedis
 from conquiet.redis_transport.errors import is_aborted
@@ -58,7 +58,7 @@ class QueueConsumer(ClosedAfterUse):
         enable_signal_handlers: bool = False,
         command_timeout_s: float = SOCKET_TIMEOUT_S,
     ) -> None:
-        require_config(config)
+        require_instance("config", config, QueueConfig)
         if config.max_read_count != 1:
             raise ConfigurationError(
                 f"max_read_count must be 1 under QueueConsumer, which holds one message at a time; "
@@ -156,13 +156,11 @@ class QueueConsumer(ClosedAfterUse):
             QueueError: Redis failed. Nothing is retried.
             LifecycleError: The consumer is closed.
         """
-        self._require_open()
         found = self._read(block_ms)
         return found[0] if found else None
 
     def next_batch(self, count: int, *, block_ms: int | None = None) -> MessageBatch:
         """Wait for new messages and return up to ``count`` of them; an empty batch if none came. See ``next``."""
-        self._require_open()
         return self._read(block_ms, count)
 
     def _require_open(self) -> None:
@@ -173,6 +171,7 @@ class QueueConsumer(ClosedAfterUse):
     def _read(self, block_ms: int | None, *count: int) -> MessageBatch:
         total_ms = self.config.block_ms if block_ms is None else block_ms
         if self._stopping:
+            self._require_open()
             return MessageBatch()
         try:
             if type(total_ms) is not int or total_ms <= LONGEST_SLICE_MS:
@@ -298,8 +297,8 @@ class QueueConsumer(ClosedAfterUse):
         until_stopped: Callable[[], None],
         outage: Outage | None = None,
     ) -> None:
-        self._require_open()
         if self._stopping:
+            self._require_open()
             return
         run_status = self._run_status
         if run_status.status in {Status.NEW, Status.STOPPED}:  # STOPPED: an earlier run has raised

@@ -37,7 +37,6 @@ from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.functions import require_plain_function
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
-from conquiet.core.threads import call_in_daemon_thread
 from conquiet.core.validation import require_text
 from conquiet.errors import ConfigurationError, LifecycleError, QueueError
 from conquiet.metrics.registry import (
@@ -157,8 +156,8 @@ class StreamHousekeeper(ClosedAfterUse):
         deadline = self._begin_close(timeout_s)
         while self._is_running(deadline):
             time.sleep(_POLL_S)
-        # In another thread: a coroutine that calls this runs in an event loop, and a thread can run only one.
-        call_in_daemon_thread("conquiet-close", lambda: asyncio.run(self._topology.close())).result()
+        while not self._topology.try_close():
+            time.sleep(_POLL_S)
 
     async def aclose(self, *, timeout_s: float = 2.0) -> None:
         """Do what ``close`` does, without blocking the event loop."""

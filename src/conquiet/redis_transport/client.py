@@ -229,12 +229,12 @@ def require_raw_client(client: object, *, sends_once: bool = False) -> None:
         ConfigurationError: It is not a client, it decodes replies, or it repeats commands.
     """
     problem = ""
-    settings: dict[str, Any] = getattr(getattr(client, "connection_pool", None), "connection_kwargs", {})
+    settings: dict[str, Any] = getattr(getattr(client, "connection_pool", client), "connection_kwargs", {})
     if not hasattr(client, "execute_command"):
         problem = f"is a {type(client).__name__}"
     elif settings.get("decode_responses"):
         problem = "decodes replies"
-    elif sends_once and getattr(settings.get("retry"), "_retries", 0) != 0:
+    elif sends_once and getattr(settings.get("retry", getattr(client, "retry", None)), "_retries", 0) != 0:
         problem = "repeats a command after a lost reply, which may store a message twice"
     if problem:
         raise ConfigurationError(

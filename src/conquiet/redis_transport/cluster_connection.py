@@ -9,7 +9,6 @@ See docs/decisions/0015.
 from collections.abc import Sequence
 from typing import Any
 
-import redis
 from redis.exceptions import RedisError, ResponseError
 
 from conquiet.core.threads import run_without_loop
@@ -34,8 +33,9 @@ def open_connection(client: AnyRedis, *, socket_timeout_s: float, longest_wait_s
         longest_wait_s: Longest intended wait of a command (BLOCK) within it.
     """
     clone = clone_sync(client, socket_timeout_s=socket_timeout_s)
-    kind = ClusterConnection if isinstance(clone, SyncClusterClient) else RedisConnection
-    return kind(clone, longest_wait_s=longest_wait_s)
+    if isinstance(clone, SyncClusterClient):
+        return ClusterConnection(clone, longest_wait_s=longest_wait_s)
+    return RedisConnection(clone, longest_wait_s=longest_wait_s)
 
 
 class ClusterConnection(RedisConnection):
@@ -46,10 +46,8 @@ class ClusterConnection(RedisConnection):
         longest_wait_s: See ``RedisConnection``.
     """
 
-    def __init__(self, client: redis.Redis, *, longest_wait_s: float = 0.0) -> None:
+    def __init__(self, client: SyncClusterClient, *, longest_wait_s: float = 0.0) -> None:
         super().__init__(client, longest_wait_s=longest_wait_s)
-        if not isinstance(client, SyncClusterClient):
-            raise TypeError("a ClusterConnection needs a clone of a cluster's client")
         self._cluster = client
         self._nodes: dict[NodeAddress, RedisConnection] = {}
 
@@ -133,6 +131,6 @@ class ClusterConnection(RedisConnection):
         if node is None:
             node = RedisConnection(self._cluster.node(address), longest_wait_s=self._longest_wait_s)
             self._nodes[address] = node
-            if self._aborted:
+            if self._aborts_begun:
                 node.abort()
         return node

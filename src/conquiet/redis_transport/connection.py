@@ -49,8 +49,7 @@ class RedisConnection(ClosedAfterUse):
         self._opening: list[Any] = []
         self._pid = os.getpid()
         self._closed = False
-        self._aborted = False
-        self._abort_ended = False
+        self._aborts_begun = self._aborts_ended = 0
 
     def call(self, command: str, packed: bytes, *, stream: str = "", group: str = "", wait_s: float = 0.0) -> Any:
         """Send one packed command and return its reply.
@@ -96,18 +95,18 @@ class RedisConnection(ClosedAfterUse):
         Other calls open a new connection: the acknowledgement of a handler that could not be interrupted is still
         sent. Takes no lock, so a signal handler may call it.
         """
-        self._aborted = True
+        self._aborts_begun += 1
         self._close_idle()
         for connection in (*self._opening, *self._opened):
             _shut_down(connection)
-        self._abort_ended = True
+        self._aborts_ended = self._aborts_begun
 
     def _exchange(
         self, command: str, packed: bytes, replies: int | None, wait_s: float, stream: str, group: str
     ) -> Any:
         idle = self._idle if wait_s <= self._longest_wait_s else self._idle_long_timeout
         connection = None
-        outlives_abort = self._abort_ended and not wait_s  # while abort() runs, it may still shut this call down
+        aborts = 0 if wait_s else self._aborts_ended  # while abort() runs, it may still shut this call down
         try:
             connection = self._take(idle, wait_s)
             connection.send_packed_command((packed,), check_health=False)
@@ -121,7 +120,7 @@ class RedisConnection(ClosedAfterUse):
                 self._discard(connection)
             if isinstance(error, RedisError | OSError):
                 sent = connection is not None
-                if self._aborted and not outlives_abort:
+                if self._aborts_begun > aborts:
                     # The traceback tells whether the command was sent.
                     error = AbortedError("aborted by a forced stop").with_traceback(error.__traceback__)
                 raise translate(error, stream=stream, group=group, command=command, sent=sent) from error
@@ -168,7 +167,7 @@ class RedisConnection(ClosedAfterUse):
                 with contextlib.suppress(ValueError):  # another thread has removed it
                     self._opened.remove(one)
         self._opened.append(connection)
-        if self._aborted and wait_s:  # checked after the append, so that abort() cannot miss it
+        if self._aborts_begun and wait_s:  # checked after the append, so that abort() cannot miss it
             _shut_down(connection)
         return connection
 
@@ -177,12 +176,12 @@ class RedisConnection(ClosedAfterUse):
         return bool(connection.socket_timeout >= needed)
 
     def _put_back(self, idle: deque[tuple[Any, float]], connection: Any, replies: Sequence[Any]) -> None:
-        is_replica = replies and any(isinstance(reply, ReadOnlyError) for reply in replies)
-        if is_replica or self._aborted:  # the address may lead to a new master by now; abort() shuts the socket down
+        if self._aborts_begun or (replies and ReadOnlyError in map(type, replies)):
+            # abort() may have shut it down. Or it leads to a replica, and its address to a new master by now.
             self._discard(connection)
             return
         idle.append((connection, time.monotonic()))
-        if self._closed or self._aborted:  # during the call; checked after the append, so that none can be missed
+        if self._closed or self._aborts_begun:  # during the call; checked after the append, so that none can be missed
             self._close_idle()
 
     def _discard(self, connection: Any) -> None:

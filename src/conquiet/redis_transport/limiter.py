@@ -20,11 +20,7 @@ MAX_CONCURRENT = 32
 
 
 class _ThreadLimit(threading.Semaphore):
-    """A bound over the threads of one process, for coroutines that never suspend."""
-
-    def __init__(self) -> None:
-        super().__init__(MAX_CONCURRENT)
-        self.pid = os.getpid()
+    """A bound over threads, for coroutines that never suspend."""
 
     async def __aenter__(self) -> None:
         self.acquire()
@@ -38,13 +34,15 @@ _async_limits: WeakKeyDictionary[redis.asyncio.Redis, tuple[asyncio.AbstractEven
 )
 _thread_limits: WeakKeyDictionary[redis.Redis, _ThreadLimit] = WeakKeyDictionary()
 
+# A child gets new bounds: the commands in flight of its parent end only there.
+os.register_at_fork(after_in_child=_thread_limits.clear)
+
 
 def limit(client: AnyServer, key: str | bytes | None) -> asyncio.Semaphore | _ThreadLimit:
     """Return the bound for a command with this key: in the running loop, or over all threads.
 
     An asyncio client belongs to one loop at a time. For a synchronous client no lock is taken: a lock held during a
-    fork would stay locked in the child. A forked child gets a new bound, because the commands in flight of its parent
-    end only there. Two threads that create the bound at the same time get one each.
+    fork would stay locked in the child. Two threads that create the bound at the same time get one each.
     """
     client = _node(client, key)
     if is_async(client):
@@ -54,8 +52,8 @@ def limit(client: AnyServer, key: str | bytes | None) -> asyncio.Semaphore | _Th
             known = _async_limits[client] = (loop, asyncio.Semaphore(MAX_CONCURRENT))
         return known[1]
     bound = _thread_limits.get(client)
-    if bound is None or bound.pid != os.getpid():
-        bound = _thread_limits[client] = _ThreadLimit()
+    if bound is None:
+        bound = _thread_limits[client] = _ThreadLimit(MAX_CONCURRENT)
     return bound
 
 

@@ -88,12 +88,17 @@ class SingleServer:
         """Make pending calls of clients from here fail. Call it until their users have ended. Any thread."""
         abort_client(self._synchronous)
 
-    async def close(self) -> None:
-        """Close the clients. No connection may be in use any more."""
-        with contextlib.suppress(RedisError, OSError):
-            await self._asynchronous.aclose()
+    def try_close(self) -> bool:
+        """Close the synchronous clients. False while a call of another thread has to end first: call it again."""
         with contextlib.suppress(RedisError, OSError):
             self._synchronous.close()
+        return True
+
+    async def close(self) -> None:
+        """Close all clients. No connection may be in use any more."""
+        with contextlib.suppress(RedisError, OSError):
+            await self._asynchronous.aclose()
+        self.try_close()
 
 
 class Cluster:
@@ -153,13 +158,12 @@ class Cluster:
         for client in list(self._clients.values()):
             client.abort()
 
-    async def close(self) -> None:
+    def try_close(self) -> bool:
         """See ``SingleServer``."""
         self._table.close()
         self.abort()
-        while not self._table.try_lock():  # an aborted open() still fetches the table
-            await asyncio.sleep(_POLL_S)
-            self.abort()
+        if not self._table.try_lock():  # an aborted open() still fetches the table
+            return False
         try:
             for client in self._clients.values():
                 with contextlib.suppress(RedisError, OSError):
@@ -167,6 +171,12 @@ class Cluster:
             self._clients.clear()
         finally:
             self._table.unlock()
+        return True
+
+    async def close(self) -> None:
+        """See ``SingleServer``."""
+        while not self.try_close():  # noqa: ASYNC110 - a call in a thread ends
+            await asyncio.sleep(_POLL_S)
 
 
 Topology = SingleServer | Cluster

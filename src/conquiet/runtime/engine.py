@@ -79,7 +79,7 @@ class Engine(BackgroundWorker):
         self._streams = streams
         self._executor = executor
         self._concurrency = require_positive("concurrency", concurrency)
-        self._group = self.group = require_text("group", group)
+        self.group = require_text("group", group)
         if consumer_id is not None:
             require_text("consumer_id", consumer_id)
         self._consumer_id = consumer_id or stable_consumer_id()
@@ -109,7 +109,7 @@ class Engine(BackgroundWorker):
     def _assemble(self) -> None:
         parts = EngineParts(
             streams=self._streams,
-            group=self._group,
+            group=self.group,
             consumer_id=self._consumer_id,
             concurrency=self._concurrency,
             settings=self._settings,
@@ -284,7 +284,7 @@ class Engine(BackgroundWorker):
 
     async def _live(self) -> StopReport:
         failure: BaseException | None = None
-        about = {"streams": ", ".join(self._streams), "group": self._group, "consumer_id": self._consumer_id}
+        about = {"streams": ", ".join(self._streams), "group": self.group, "consumer_id": self._consumer_id}
         logger.info("worker starts: consumer %(consumer_id)s of %(streams)s", **about, concurrency=self._concurrency)
         self._dispatcher.start()
         aborting = asyncio.create_task(self._shutdown.abort_when_forced(), name="conquiet-aborting")
@@ -305,7 +305,7 @@ class Engine(BackgroundWorker):
                 raise
             # Stopped before anything was read: ``_begin_stop`` cancelled the opening.
         except ConnectionLostError as lost:
-            command = {"stream": self._streams[0], "group": self._group, "command": "XGROUP CREATE"}
+            command = {"stream": self._streams[0], "group": self.group, "command": "XGROUP CREATE"}
             failure = translate(lost.reason, **command, sent=isinstance(lost.reason, ReadOnlyError))
         except QueueError as error:
             failure = error
@@ -360,7 +360,7 @@ class Engine(BackgroundWorker):
     def _report(self, error: BaseException, message: RuntimeMessage | None = None) -> None:
         if not is_reported(error):
             named = None if message is None else message.id
-            facts = {"group": self._group, "stream": getattr(error, "stream", None), "message_id": named}
+            facts = {"group": self.group, "stream": getattr(error, "stream", None), "message_id": named}
             logger.failure(logging.WARNING, "engine error", error, **facts)
         self._dispatcher.emit(EngineError(error, message))
 

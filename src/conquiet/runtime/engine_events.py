@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from conquiet.core.functions import is_awaited, reject_generator_function, require_arguments
+from conquiet.core.functions import require_handler
 from conquiet.core.log import FactLogger
 from conquiet.core.task_cancellation import forget_cancellations, is_ending
 from conquiet.core.worker_pool import current_worker, enter_worker
@@ -98,11 +98,7 @@ class EventDispatcher:
     def on(self, name: str, callback: Callback) -> None:
         """Call ``callback(event)`` for every later event of this name."""
         kind = _kind_of(name)
-        if not callable(callback):
-            raise ConfigurationError("a callback must be callable")
-        reject_generator_function("callback", callback)
-        require_arguments("callback", callback, "event")
-        self._callbacks[kind].append((callback, is_awaited(callback)))
+        self._callbacks[kind].append((callback, require_handler("callback", callback, "event")))
         self.subscribed.add(kind)
 
     def off(self, name: str, callback: Callback) -> None:
@@ -183,7 +179,7 @@ class EventDispatcher:
         return self._task is not None and current_worker() is self._task
 
     async def _serve(self) -> None:
-        enter_worker(asyncio.current_task())
+        enter_worker()
         while not self._closing:
             try:
                 await self._call_all()
@@ -244,13 +240,4 @@ def _log_failure(callback: Callback, event: EngineEvent, error: BaseException) -
         error,
         event_name=type(event).__name__,
         callback=getattr(callback, "__qualname__", type(callback).__qualname__),
-        line=_line_of(error),
     )
-
-
-def _line_of(error: BaseException) -> str:
-    """Return the file and line where the error was raised."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"

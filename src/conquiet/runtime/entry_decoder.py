@@ -1,7 +1,6 @@
 """Decode raw stream entries into messages. Each malformed entry is reported once."""
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
 from typing import Any
 
 from conquiet.core.entry_format import format_of
@@ -13,7 +12,7 @@ from conquiet.metrics.registry import QUEUE_MESSAGES_DELETED_TOTAL, QUEUE_MESSAG
 from conquiet.metrics.safety import count
 from conquiet.queue.codec import FIELD, NOT_ONE_FIELD, WRONG_FIELD
 from conquiet.runtime.message import RuntimeMessage
-from conquiet.runtime.settings import RuntimeSettings
+from conquiet.runtime.parts import EngineParts
 
 _KNOWN = 1_000
 
@@ -22,24 +21,14 @@ class EntryDecoder:
     """Decodes the entries of one group.
 
     Args:
-        group: The consumer group, for errors.
-        settings: The format of entries, and their maximum size.
-        on_error: Called with an error for entries that cannot be delivered.
-        handles_malformed: Also deliver malformed entries, with the reason in place of data.
+        parts: The parts that all parts of the engine share. If its executor handles malformed entries, they are
+            delivered, too, with the reason in place of data.
     """
 
-    def __init__(
-        self,
-        group: str,
-        settings: RuntimeSettings,
-        *,
-        on_error: Callable[[BaseException], None],
-        handles_malformed: bool,
-    ) -> None:
-        self._group = group
-        self._max_payload_bytes, self._format = settings.max_payload_bytes, format_of(settings.decode)
-        self._on_error = on_error
-        self._handles_malformed = handles_malformed
+    def __init__(self, parts: EngineParts) -> None:
+        self._group, self._on_error = parts.group, parts.on_error
+        self._max_payload_bytes, self._format = parts.settings.max_payload_bytes, format_of(parts.settings.decode)
+        self._handles_malformed = parts.executor.handles_malformed
         self._malformed: defaultdict[str, OrderedDict[str, str]] = defaultdict(OrderedDict)
         """Known malformed entries, by stream, the last thousand of each: the server does not send them again."""
         # Every claim returns malformed and deleted entries again. Each is reported once.

@@ -12,13 +12,7 @@ from typing import Any, Protocol
 from conquiet.core import causation, tracing
 from conquiet.core.batch_run import BatchRun, call_batch_handler
 from conquiet.core.batching import BatchSettings
-from conquiet.core.functions import (
-    is_awaited,
-    reject_generator_function,
-    reject_unawaited,
-    require_arguments,
-    require_made_for,
-)
+from conquiet.core.functions import reject_unawaited, require_handler, require_made_for
 from conquiet.core.redaction import printable
 from conquiet.core.settlement import (
     ACKNOWLEDGE,
@@ -100,14 +94,6 @@ def settlement_of(error: BaseException) -> Settlement:
     return KeepPending(error)
 
 
-def is_async(function: Callable[..., Any], name: str = "handler") -> bool:
-    """Return True for ``async def`` in any of its forms (a method, a partial, an object with an async ``__call__``)."""
-    if not callable(function):
-        raise ConfigurationError(f"{name} must be callable: async def {name}(message, ctx)")
-    reject_generator_function(name, function)
-    return is_awaited(function)
-
-
 class HandlerExecutor:
     """Runs a user's handler, and the user's functions for messages that are not run.
 
@@ -176,8 +162,7 @@ class _UserFunction:
         self._success = success
         self._function = function
         self._threads = threads
-        self._is_async = is_async(function, name)
-        require_arguments(name, function, "message", "ctx")
+        self._is_async = require_handler(name, function, "message", "ctx")
         require_made_for(function, "group", group)
 
     def run(self, message: RuntimeMessage, leases: LeaseManager) -> PendingSettlement:
@@ -231,8 +216,7 @@ class HandlerBatching:
     ) -> None:
         self._handler = handler
         self._threads = threads
-        self._is_async = is_async(handler)
-        require_arguments("handler", handler, "messages", "contexts")
+        self._is_async = require_handler("handler", handler, "messages", "contexts")
         require_made_for(handler, "group", group)
         self._group = group
         self._found = (_KEY, settings)

@@ -13,9 +13,8 @@ from conquiet.redis_transport.replies import pending_rows
 from conquiet.runtime.claim_schedule import START
 from conquiet.runtime.claiming import OWN, Taken, TakenOver, take_over, taken_over
 from conquiet.runtime.entry_decoder import EntryDecoder
-from conquiet.runtime.lease_table import LeaseTable
 from conquiet.runtime.message import Charge, RuntimeMessage
-from conquiet.runtime.settings import RuntimeSettings
+from conquiet.runtime.parts import EngineParts
 
 _PAGE = 100
 
@@ -25,10 +24,7 @@ class PendingReader:
 
     Args:
         connection: The reader's connection.
-        group: The consumer group.
-        consumer_id: Name of this consumer in it.
-        settings: Sizes and times.
-        table: Messages in flight. They are not delivered a second time.
+        parts: The parts that all parts of the engine share. Messages in its table are not delivered a second time.
         decoder: Decodes entries into messages.
         newest: The last id that a read returned, by stream.
     """
@@ -36,19 +32,14 @@ class PendingReader:
     def __init__(
         self,
         connection: AsyncRedisConnection,
+        parts: EngineParts,
         *,
-        group: str,
-        consumer_id: str,
-        settings: RuntimeSettings,
-        table: LeaseTable,
         decoder: EntryDecoder,
         newest: Mapping[str, str],
     ) -> None:
         self._connection = connection
-        self._group = group
-        self._consumer_id = consumer_id
-        self._settings = settings
-        self._table = table
+        self._group, self._consumer_id = parts.group, parts.consumer_id
+        self._settings, self._table = parts.settings, parts.table
         self._decoder = decoder
         self._newest = newest
         self._recovered: dict[str, str] = {}

@@ -105,15 +105,7 @@ class Shard:
         self.acknowledger = acknowledger
         outage = OutageWatch("Redis", f"nothing is read from {', '.join(streams)}")
         self._reconnect = Reconnect(parts.settings, self.connection.name, outage)
-        self._reader = StreamReader(
-            self.connection,
-            group=parts.group,
-            consumer_id=parts.consumer_id,
-            settings=parts.settings,
-            table=parts.table,
-            on_error=parts.on_error,
-            handles_malformed=parts.executor.handles_malformed,
-        )
+        self._reader = StreamReader(self.connection, parts)
         self.fetcher = Fetcher(
             streams,
             reader=self._reader,

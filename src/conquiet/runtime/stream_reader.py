@@ -5,7 +5,7 @@ decodes replies. The fetcher decides when to read. ``PendingReader`` reads pendi
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from conquiet.errors import QueueError
@@ -15,10 +15,9 @@ from conquiet.redis_transport.errors import ResponseError, is_group_there_alread
 from conquiet.redis_transport.replies import group_lag, group_row
 from conquiet.runtime.acknowledger import AckBatch
 from conquiet.runtime.entry_decoder import EntryDecoder
-from conquiet.runtime.lease_table import LeaseTable
 from conquiet.runtime.message import RuntimeMessage
+from conquiet.runtime.parts import EngineParts
 from conquiet.runtime.pending_reader import PendingReader
-from conquiet.runtime.settings import RuntimeSettings
 from conquiet.runtime.stream_scheduler import ReadRequest
 
 
@@ -27,49 +26,25 @@ class StreamReader:
 
     Args:
         connection: A dedicated connection. A blocking read occupies it.
-        group: The consumer group.
-        consumer_id: Name of this consumer in it.
-        settings: Sizes and times.
-        table: Messages in flight. They are not delivered a second time.
-        on_error: Called with an error for entries that cannot be delivered.
-        handles_malformed: Also deliver malformed entries, with the reason in place of data.
+        parts: The parts that all parts of the engine share. Messages in its table are not delivered a second time.
 
     Attributes:
         pending: Reads pending entries over the same connection.
     """
 
-    def __init__(
-        self,
-        connection: AsyncRedisConnection,
-        *,
-        group: str,
-        consumer_id: str,
-        settings: RuntimeSettings,
-        table: LeaseTable,
-        on_error: Callable[[BaseException], None],
-        handles_malformed: bool = False,
-    ) -> None:
+    def __init__(self, connection: AsyncRedisConnection, parts: EngineParts) -> None:
         self._connection = connection
-        self._group = self.group = group
-        self._consumer_id = consumer_id
-        self._table = table
+        self.group = parts.group
+        self._consumer_id, self._table = parts.consumer_id, parts.table
         self._names: dict[bytes, str] = {}
         self._reads: dict[tuple[ReadRequest, int], bytes] = {}
         self._newest: dict[str, str] = {}
-        self._decoder = EntryDecoder(group, settings, on_error=on_error, handles_malformed=handles_malformed)
-        self.pending = PendingReader(
-            connection,
-            group=group,
-            consumer_id=consumer_id,
-            settings=settings,
-            table=table,
-            decoder=self._decoder,
-            newest=self._newest,
-        )
+        self._decoder = EntryDecoder(parts)
+        self.pending = PendingReader(connection, parts, decoder=self._decoder, newest=self._newest)
 
     async def create_groups(self, streams: Sequence[str]) -> list[str]:
         """Create missing groups at the first entry of their stream. Return the streams of the created groups."""
-        packed = [create_group(stream, self._group) for stream in streams]
+        packed = [create_group(stream, self.group) for stream in streams]
         created = []
         for stream, reply in zip(streams, await self._connection.call(packed), strict=True):
             if not isinstance(reply, ResponseError):
@@ -126,7 +101,7 @@ class StreamReader:
     async def lag(self, streams: Sequence[str]) -> dict[str, int | None]:
         """Return the number of undelivered entries by stream, None if the server does not report it (before 7.0)."""
         replies = await self._connection.call([pack("XINFO", "GROUPS", stream) for stream in streams])
-        return {stream: _lag(reply, self._group) for stream, reply in zip(streams, replies, strict=True)}
+        return {stream: _lag(reply, self.group) for stream, reply in zip(streams, replies, strict=True)}
 
     def _packed(self, request: ReadRequest, wait_ms: int) -> bytes:
         key = (request, wait_ms)
@@ -136,12 +111,12 @@ class StreamReader:
                 self._reads.clear()
             block = ("BLOCK", wait_ms) if wait_ms else ()
             news = [">"] * len(request.streams)
-            who = ("XREADGROUP", "GROUP", self._group, self._consumer_id, "COUNT", request.each)
+            who = ("XREADGROUP", "GROUP", self.group, self._consumer_id, "COUNT", request.each)
             packed = self._reads[key] = pack(*who, *block, "STREAMS", *request.streams, *news)
         return packed
 
     def _translated(self, reply: ResponseError, stream: str, command: str) -> QueueError:
-        return translate(reply, stream=stream, group=self._group, command=command)
+        return translate(reply, stream=stream, group=self.group, command=command)
 
 
 def _meant(refusal: ResponseError, streams: Sequence[str]) -> str:

@@ -126,9 +126,7 @@ class PrivateServer(ABC):
     @property
     def port(self) -> int:
         """Return the TCP port, chosen at the start; it stays the same over kill and restart."""
-        if not self._port:
-            raise ServerStateError(f"a {self.product} server has no port and no URL before its start")
-        return self._port
+        return self._chosen(self._port)
 
     @property
     def pid(self) -> int:
@@ -234,6 +232,12 @@ class PrivateServer(ABC):
     @property
     def _data(self) -> Path:
         return self.folder / "data"
+
+    def _chosen(self, port: int) -> int:
+        """Return a port of the server, which it has from its start on."""
+        if not port:
+            raise ServerStateError(f"a {self.product} server has no port and no URL before its start")
+        return port
 
     def _probe_tcp(self) -> socket.socket:
         """Return a connection to the port, for a probe."""

@@ -28,6 +28,8 @@ T = TypeVar("T")
 _CHUNK = 65_536
 _CONTROL_TIMEOUT_S = 10.0
 _PORT_ATTEMPTS = 5
+_ACCEPT_TURNS = 3
+"""Turns of the event loop from an accepted connection to the first line of its handler: transport, protocol, task."""
 _NOT_RUNNING = "the FaultProxy is not running; use it as a context manager"
 # Linger for zero seconds: close() then sends RST instead of FIN and discards unsent data.
 _LINGER_ZERO = struct.pack("ii", 1, 0)
@@ -264,15 +266,8 @@ class FaultProxy:
 
     async def _close_listener(self) -> None:
         listener, self._listener = self._listener, None
-        if listener is None:
-            return
-        # asyncio leaves a connection open and unserved that it has accepted in the turn in which the listener closes
-        # (Server._attach fails). Its client would wait without end. So accept no more, serve those, then close.
-        for each in listener.sockets:
-            asyncio.get_running_loop().remove_reader(each.fileno())
-        await asyncio.sleep(0)
-        # Not wait_closed(): from Python 3.12 on it also waits for the connections, which may continue.
-        listener.close()
+        if listener is not None:
+            await close_listener(listener)
 
     async def _close_all(self) -> None:
         await self._close_listener()
@@ -349,3 +344,17 @@ class FaultProxy:
             writer.write_eof()  # half-close only: the peer may still send
         except OSError:
             pair.close(CloseMode.RST)  # pass the reset on
+
+
+async def close_listener(listener: asyncio.Server) -> None:
+    """Accept no more connections. The handlers of those that were accepted run when this returns.
+
+    asyncio leaves a connection open and unserved that it has accepted in the turn in which the listener closes
+    (Server._attach fails). Its client would wait without end. So accept no more, serve those, then close.
+    """
+    for each in listener.sockets:
+        asyncio.get_running_loop().remove_reader(each.fileno())
+    for _ in range(_ACCEPT_TURNS):
+        await asyncio.sleep(0)
+    # Not wait_closed(): from Python 3.12 on it also waits for the connections, which may continue.
+    listener.close()

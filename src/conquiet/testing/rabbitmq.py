@@ -65,7 +65,7 @@ class RabbitMQServer(PrivateServer):
     @property
     def management_url(self) -> str:
         """Address of the management API, with its login."""
-        return f"http://guest:guest@{self.host}:{self._management_port}"
+        return f"http://guest:guest@{self.host}:{self._chosen(self._management_port)}"
 
     @property
     def node(self) -> str:

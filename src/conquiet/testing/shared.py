@@ -100,7 +100,7 @@ class SharedServers:
 def _connect(external: Callable[[str], E], url: str, variable: str) -> E:
     try:
         return external(url)
-    except Exception as error:  # of the driver: only its class is shown, because its text may quote the password
+    except Exception as error:  # noqa: BLE001 - the text of the driver is not shown: it may quote the password
         raise ServerUnavailableError(
             f"the server at {redact_url(url)}, given in {variable}, cannot be used ({type(error).__name__})"
-        ) from error
+        ) from None

@@ -101,6 +101,14 @@ class Subject:
     async def until_ready(self) -> None:
         await wait_until_async(lambda: self.worker.health().ready, message="it is ready")
 
+    async def start_handling(self) -> "asyncio.Task[Any]":
+        """Start the worker, and return once its handler holds a message."""
+        running = self.start()
+        await self.until_ready()
+        await asyncio.to_thread(self.feed)
+        await wait_until_async(self.hold.begun.is_set)
+        return running
+
 
 class Makers:
     """Makes each kind of worker."""

@@ -204,10 +204,7 @@ async def assert_opening_ends(subject: Subject, *, lost: bool) -> None:
 
 @every_worker_with_handlers
 async def test_a_stop_lets_a_handler_finish(subject: Subject) -> None:
-    running = subject.start()
-    await subject.until_ready()
-    await asyncio.to_thread(subject.feed)
-    await wait_until_async(subject.hold.begun.is_set)
+    running = await subject.start_handling()
 
     subject.worker.stop()
     done, _ = await asyncio.wait([running], timeout=0.3)
@@ -225,10 +222,7 @@ async def test_a_stop_lets_a_handler_finish(subject: Subject) -> None:
 
 @every_worker_with_handlers
 async def test_a_second_stop_cancels_a_handler_and_keeps_its_message(subject: Subject) -> None:
-    running = subject.start()
-    await subject.until_ready()
-    await asyncio.to_thread(subject.feed)
-    await wait_until_async(subject.hold.begun.is_set)
+    running = await subject.start_handling()
 
     subject.worker.stop()
     subject.worker.stop()
@@ -242,10 +236,7 @@ async def test_a_second_stop_cancels_a_handler_and_keeps_its_message(subject: Su
 
 @every_worker_with_handlers
 async def test_the_first_stop_after_close_does_not_force(subject: Subject) -> None:
-    running = subject.start()
-    await subject.until_ready()
-    await asyncio.to_thread(subject.feed)
-    await wait_until_async(subject.hold.begun.is_set)
+    running = await subject.start_handling()
 
     closing = asyncio.create_task(subject.close())
     await wait_until_async(lambda: subject.worker.health().status is Status.STOPPING)
@@ -277,10 +268,7 @@ async def test_a_handler_may_close_its_worker(subject: Subject) -> None:
 @pytest.mark.parametrize("subject", ["queue_worker"], indirect=True)
 async def test_a_handler_in_the_callers_thread_finishes_though_the_stop_is_forced(subject: Subject) -> None:
     """It cannot be interrupted: it commits, and its message is acknowledged on a new connection."""
-    running = subject.start()
-    await subject.until_ready()
-    await asyncio.to_thread(subject.feed)
-    await wait_until_async(subject.hold.begun.is_set)
+    running = await subject.start_handling()
 
     subject.worker.stop()
     subject.worker.stop()

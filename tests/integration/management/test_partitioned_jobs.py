@@ -6,7 +6,7 @@ import pytest
 from tests.redis_clients import RawAsyncRedis
 
 from conquiet.errors import ConfigurationError
-from conquiet.management import JobChange, JobFilter, JobPhase, PartitionedJobs
+from conquiet.management import JobAdmin, JobChange, JobFilter, JobPhase
 from conquiet.processor import NewMessage, PartitionedEmitter, PartitionedStream, ProcessorSettings
 from conquiet.processor.dead_letter_record import DeadRecord, encode_record
 from conquiet.processor.key_order import PartitionedKeyOrder
@@ -46,11 +46,11 @@ async def names(aio: RawAsyncRedis, stream: str) -> list[str]:
 
 
 @pytest.fixture
-def jobs(aio: RawAsyncRedis, stream: str, names: list[str]) -> PartitionedJobs:
-    return PartitionedJobs(aio, stream)
+def jobs(aio: RawAsyncRedis, stream: str, names: list[str]) -> JobAdmin:
+    return JobAdmin(aio, stream)
 
 
-async def ids(jobs: PartitionedJobs, phase: str, limit: int = 100) -> list[str]:
+async def ids(jobs: JobAdmin, phase: str, limit: int = 100) -> list[str]:
     """Return the jobs of all pages."""
     found: list[str] = []
     cursor: str | None = None
@@ -66,18 +66,18 @@ async def ids(jobs: PartitionedJobs, phase: str, limit: int = 100) -> list[str]:
 @pytest.mark.parametrize("limit", [1, 3, 100])
 @pytest.mark.parametrize(("phase", "wanted"), [("waiting", WAITING), ("delayed", DELAYED)])
 async def test_pages_hold_each_job_of_all_partitions_once(
-    jobs: PartitionedJobs, phase: str, wanted: list[str], limit: int
+    jobs: JobAdmin, phase: str, wanted: list[str], limit: int
 ) -> None:
     assert sorted(await ids(jobs, phase, limit)) == sorted(wanted)
 
 
 @pytest.mark.parametrize("cursor", ["7/0", "x/0", "1763244000000-0"])
-async def test_a_cursor_of_another_list_is_refused(jobs: PartitionedJobs, cursor: str) -> None:
+async def test_a_cursor_of_another_list_is_refused(jobs: JobAdmin, cursor: str) -> None:
     with pytest.raises(ConfigurationError, match="is not one of this list"):
         await jobs.list("waiting", cursor=cursor)
 
 
-async def test_a_job_is_shown_and_changed_in_whatever_partition_it_is(jobs: PartitionedJobs) -> None:
+async def test_a_job_is_shown_and_changed_in_whatever_partition_it_is(jobs: JobAdmin) -> None:
     for one in DELAYED[:4]:
         assert (await jobs.show(one)).phase is JobPhase.DELAYED
         assert (await jobs.run_now(one)).change is JobChange.MOVED
@@ -93,9 +93,9 @@ async def test_a_job_is_shown_and_changed_in_whatever_partition_it_is(jobs: Part
 
 
 async def test_a_dead_letter_of_any_partition_is_edited_and_retried(
-    jobs: PartitionedJobs, aio: RawAsyncRedis, names: list[str]
+    jobs: JobAdmin, aio: RawAsyncRedis, names: list[str]
 ) -> None:
-    last = (await aio.xrange(keys_of(names[2]).dead))[0][0].decode()
+    last = (await aio.xrange(keys_of(names[2]).dead))[0][0].decode() + ".2"
 
     found = await jobs.dead_letter(last)
     report = await jobs.edit_and_retry(last, {"iban": "new"})
@@ -106,7 +106,7 @@ async def test_a_dead_letter_of_any_partition_is_edited_and_retried(
     assert await jobs.dead_letter("1-1") is None
 
 
-async def test_a_bulk_change_and_its_limit_hold_for_all_partitions(jobs: PartitionedJobs) -> None:
+async def test_a_bulk_change_and_its_limit_hold_for_all_partitions(jobs: JobAdmin) -> None:
     seen: list[int] = []
     would = await jobs.bulk("cancel", "delayed", dry_run=True)
     some = await jobs.bulk("cancel", "delayed", limit=7, name="some")
@@ -130,7 +130,7 @@ async def test_a_bulk_change_and_its_limit_hold_for_all_partitions(jobs: Partiti
     assert await ids(jobs, "delayed") == []
 
 
-async def test_a_reset_empties_all_partitions(jobs: PartitionedJobs, stream: str) -> None:
+async def test_a_reset_empties_all_partitions(jobs: JobAdmin, stream: str) -> None:
     with pytest.raises(ConfigurationError, match="confirm it"):
         await jobs.reset(confirm="other")
     would = await jobs.reset(dry_run=True)

@@ -151,21 +151,6 @@ def test_the_pages_of_dead_letters_are_of_all_partitions(server: RedisAdmin, str
     assert sample_causes(server, stream.encode()).causes[0].count == 6
 
 
-def test_a_page_does_not_end_between_dead_letters_of_one_id(server: RedisAdmin, stream: str, fill: list[str]) -> None:
-    """Each partition makes its own ids. The next page begins after the last id and skipped the others of that id."""
-    record = encode_record(DeadRecord(reason="rejected", id="same", entry_id="1-1", group=GROUP, event="pay"))
-    for name in fill:
-        server.call("XADD", keys_of(name).dead, "9999999999999-0", "record", record)
-
-    page = list_newest(server, stream.encode(), limit=2)
-    rest = list_newest(server, stream.encode(), limit=20, before=page.older)
-    sample = sample_causes(server, stream.encode(), sample=2)
-
-    assert [one.record.id for one in page.items] == ["same"] * PARTITIONS
-    assert (len(rest.items), rest.older) == (6, None)
-    assert (sample.read_count, sample.older) == (PARTITIONS, "9999999999999-0")
-
-
 def test_the_fleet_has_one_stream(server: RedisAdmin, stream: str, key_prefix: str, fill: list[str]) -> None:
     directory = StreamDirectory()
     while not directory.complete:

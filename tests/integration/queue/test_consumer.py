@@ -267,6 +267,31 @@ def test_a_forced_stop_during_a_log_in_ends_run_without_an_error(
     assert consumer.health().status is Status.STOPPED
 
 
+def test_a_third_stop_ends_an_acknowledgement_that_gets_no_reply(
+    make_consumer: MakeConsumer, connect: Callable[..., Any], fault_proxy: Callable[[str], FaultProxy], redis_url: str
+) -> None:
+    """The second stop leaves the acknowledgement of a running handler time. The third one aborts it, too."""
+    proxy = fault_proxy(redis_url)
+    consumer = make_consumer(client=connect(proxy.url_for(redis_url)), command_timeout_s=60.0)
+    consumer.queue.enqueue({"n": 1})
+    proxy.stall_next_reply(b"XACK")
+
+    def handle(_: object, __: object) -> None:
+        consumer.stop()
+        consumer.stop()
+
+    def stop_again() -> None:
+        proxy.wait_for_fault()
+        consumer.stop()
+
+    stopping = threading.Thread(target=stop_again)
+    stopping.start()
+    consumer.run(handler=handle, engine=create_engine("sqlite://"))
+    stopping.join(10)
+
+    assert consumer.health().status is Status.STOPPED
+
+
 @pytest.mark.parametrize(
     "use",
     [

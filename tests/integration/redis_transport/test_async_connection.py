@@ -11,6 +11,7 @@ import pytest
 import redis.asyncio
 from redis.exceptions import InvalidResponse, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as ReplyTimeoutError
+from tests.tcp_servers import serving
 
 from conquiet.redis_transport.async_connection import AsyncRedisConnection, ConnectionLostError
 from conquiet.redis_transport.commands import pack
@@ -150,18 +151,13 @@ def test_bytes_that_are_not_a_reply_end_the_connection(on_loop: Run) -> None:
                 writer.write(b"HTTP/1.1 502 Bad Gateway\r\n\r\n")
             elif b"CLIENT" in data:
                 writer.write(b":1\r\n" if b"ID" in data else b"+OK\r\n" * data.count(b"SETINFO"))
-        writer.close()
 
     async def body() -> None:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        async with opened(f"redis://127.0.0.1:{port}/0") as connection:
+        async with serving(serve) as port, opened(f"redis://127.0.0.1:{port}/0") as connection:
             with pytest.raises(ConnectionLostError) as caught:
                 await connection.call([pack("PING")])
             assert isinstance(caught.value.reason, InvalidResponse)
             assert not connection.is_open
-        server.close()
-        await server.wait_closed()
 
     on_loop(body)
 

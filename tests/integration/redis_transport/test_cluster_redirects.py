@@ -14,7 +14,7 @@ from conquiet.config import QueueConfig
 from conquiet.errors import QueueError
 from conquiet.queue import RedisStreamsQueue
 from conquiet.redis_transport.client import SyncClient, clone_async, clone_sync
-from conquiet.redis_transport.cluster_connection import ClusterConnection
+from conquiet.redis_transport.cluster_connection import open_connection
 from conquiet.redis_transport.redis_url import client_from_url
 from conquiet.redis_transport.routing import slot_of
 from conquiet.redis_transport.scripts import Script
@@ -195,7 +195,7 @@ def test_slots_are_those_of_the_server(redis_cluster: RedisClusterServer) -> Non
 
 def test_a_cluster_out_of_reach_is_named() -> None:
     client = client_from_url(SyncClient.from_url, "redis://127.0.0.1:1,127.0.0.1:2/0?cluster=true")
-    connection = ClusterConnection(clone_sync(client, socket_timeout_s=1.0))
+    connection = open_connection(client, socket_timeout_s=1.0)
 
     with pytest.raises(QueueError, match="was not sent: no connection to the server at 127") as caught:
         connection.call("XLEN", b"*2\r\n$4\r\nXLEN\r\n$6\r\norders\r\n", stream="orders")

@@ -9,7 +9,7 @@ from sqlalchemy.engine import Engine
 from conquiet.db.session import DbSession
 from conquiet.errors import CommitUnknownError, ConflictError, LeaseLostError
 from conquiet.queue import QueueConsumer, QueueMessage
-from conquiet.testing import FaultProxy
+from conquiet.testing import FaultProxy, wait_until
 from conquiet.transactional import Inbox, LeaseCheck
 
 
@@ -174,7 +174,7 @@ def test_a_lease_check_rolls_back_a_claimed_message(
 
     def handler(msg: QueueMessage, session: DbSession) -> None:
         handle(msg, session)
-        assert len(quick.claim_stale(1)) == 1, "the message changes hands while it is being handled"
+        wait_until(lambda: quick.claim_stale(1), message="the message changes hands while it is being handled")
 
     with pytest.raises(LeaseLostError):
         slow.run(handler=handler, engine=engine, inbox=LeaseCheck(slow.extend, Inbox()))

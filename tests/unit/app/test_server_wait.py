@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
+from tests.tcp_servers import serving
 
 from conquiet.app import App, AppSettings
 from conquiet.app.server_wait import ServerCheck, check_database, check_rabbit, check_redis, wait_for_servers
@@ -144,12 +145,8 @@ async def test_a_loading_redis_is_waited_for_and_a_refusing_one_is_not(
         while data := await reader.read(65_536):
             commands = data.count(b"*")
             writer.write(line * commands)
-        writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
+    async with serving(serve) as port:
         found = await check_redis(redis_client(f"redis://127.0.0.1:{port}/0?protocol=2")).run()
-        server.close()
 
     assert (found is not None) is is_waited_for

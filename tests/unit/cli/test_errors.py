@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from conquiet.cli.errors import CannotConnectError, exit_on_error
-from conquiet.errors import QueueError
+from conquiet.errors import ConfigurationError, QueueError
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,13 @@ from conquiet.errors import QueueError
         (OSError("Name or service not known"), "there is no such host"),
         (Exception("WRONGPASS invalid"), "refused the user name or the password"),
         (Exception("(1049, \"Unknown database 'shop'\")"), "has no such database"),
+        (OSError("[SSL] certificate verify failed: self-signed certificate (_ssl.c:1045)"), "is not trusted"),
+        (Exception('FATAL:  database "shop" does not exist'), "has no such database"),
+        (Exception('FATAL:  role "shop" does not exist'), "refused the user name"),
         (Exception("NOPERM this user"), "does not allow this user the command"),
+        (OSError("Error 111 connecting to 127.0.0.1:21045. Connection refused."), "does not answer"),
+        (OSError("Error 111 connecting to 127.0.0.1:10491. Connection refused."), "does not answer"),
+        (Exception("(1045, \"Accès refusé pour l'utilisateur 'shop'@'10.0.0.1'\")"), "refused the user name"),
         (Exception("something else, jane@example.org"), "cannot be used (Exception)"),
     ],
 )
@@ -39,6 +45,14 @@ def test_an_exception_of_a_command_becomes_an_exit_code(
         raise error
 
     assert ended.value.exit_code == code
+
+
+def test_the_remedy_of_a_wrong_setting_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as ended, exit_on_error():
+        raise ConfigurationError("the file is not TOML", fix="correct the file")
+
+    assert ended.value.exit_code == 2
+    assert capsys.readouterr().err == "conquiet: the file is not TOML\n  fix: correct the file\n"
 
 
 @pytest.mark.parametrize(

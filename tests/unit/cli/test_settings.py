@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from conquiet.cli.errors import CommandError
 from conquiet.cli.settings import DB, REDIS, find_url
+from conquiet.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_file_that_is_wrong_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     Path("conquiet.toml").write_bytes(content.encode("utf-8", "surrogateescape"))
 
-    with pytest.raises(CommandError, match=sentence) as refused:
+    with pytest.raises(ConfigurationError, match=sentence) as refused:
         find_url("", REDIS)
 
     assert refused.value.fix
@@ -41,7 +41,7 @@ def test_a_folder_in_place_of_the_file_is_one_sentence(tmp_path: Path, monkeypat
     monkeypatch.setenv("CONQUIET_CONFIG", str(tmp_path))
     monkeypatch.delenv(DB, raising=False)
 
-    with pytest.raises(CommandError, match=r"cannot be read \(IsADirectoryError\)"):
+    with pytest.raises(ConfigurationError, match=r"cannot be read \(IsADirectoryError\)"):
         find_url("", DB)
 
 

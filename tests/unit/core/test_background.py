@@ -112,3 +112,23 @@ async def test_a_cancelled_block_is_left_only_once_its_worker_has_ended() -> Non
     assert (is_left, passed_on) == (False, 2)
     assert not worker.health().ready
     assert worker.closed == 1, "what it has opened is released"
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+async def test_a_cancelled_entry_does_not_stop_a_worker_that_runs_for_another(steps: int) -> None:
+    """It is cancelled before, or just when, the second start is refused."""
+    worker = SlowToEnd()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.run())
+        await wait_until_async(lambda: worker.health().ready)
+
+        entering = asyncio.create_task(worker.__aenter__())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        entering.cancel()
+        await asyncio.wait([entering], timeout=0.5)
+
+        is_running = worker.health().ready
+        worker.released.set()
+    await asyncio.gather(entering, return_exceptions=True)
+    assert is_running

@@ -13,6 +13,7 @@ from conquiet.core.functions import (
     is_coroutine_function,
     reject_generator_function,
     require_arguments,
+    require_handler,
     require_plain_function,
 )
 from conquiet.errors import ConfigurationError
@@ -77,6 +78,19 @@ def test_coroutine_functions_are_recognised(function: Callable[..., Any], *, exp
             require_plain_function("handler", function)
     else:
         require_plain_function("handler", function)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"), [(coroutine, True), (AsyncObject(), True), (plain, False), (PlainObject(), False)]
+)
+def test_a_handler_may_be_plain_or_async(function: Callable[..., Any], *, expected: bool) -> None:
+    assert require_handler("handler", function, "message") is expected
+
+
+@pytest.mark.parametrize("function", [3, lambda: None, AsyncObject])
+def test_an_object_that_is_no_handler_is_refused(function: Any) -> None:
+    with pytest.raises(ConfigurationError, match="handler"):
+        require_handler("handler", function, "message")
 
 
 def test_an_object_that_cannot_be_called_is_not_a_function() -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 import conquiet
+from conquiet.core import log
 from conquiet.core.functions import call_in_thread
-from conquiet.core.log import FactLogger, describe_error, show_tracebacks
+from conquiet.core.log import FactLogger, describe_error
 from conquiet.errors import QueueError
 
 CANARY = "jane@example.org"
@@ -75,15 +76,14 @@ def test_an_error_of_our_own_shows_its_text_without_credentials() -> None:
         assert CANARY not in str(described)
 
 
-def test_a_whole_traceback_needs_to_be_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_whole_traceback_needs_to_be_asked_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     error = raised(KeyError(CANARY))
 
     logger.failure(logging.WARNING, "failed", error, tracebacks=True)
-    try:
-        show_tracebacks()
-        logger.failure(logging.WARNING, "failed", error)
-    finally:
-        show_tracebacks(shown=False)
+    monkeypatch.setattr(log, "_tracebacks", True)  # as by CONQUIET_DEBUG
+    logger.failure(logging.WARNING, "failed", error)
 
     assert caplog.text.count(f"KeyError: '{CANARY}'") == 2
 

@@ -4,8 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conquiet.core.backoff import Backoff
 from conquiet.core.validation import (
+    require_bool,
     require_identifier,
+    require_instance,
     require_positive,
     require_seconds,
     require_table,
@@ -22,6 +25,13 @@ def test_only_a_positive_int_is_positive(value: object) -> None:
 
 def test_a_positive_int_is_returned() -> None:
     assert require_positive("block_ms", 5_000) == 5_000
+
+
+@pytest.mark.parametrize("value", [-1, True, 0.0, "1", None])
+def test_zero_can_be_allowed_for_a_number_too(value: object) -> None:
+    assert require_positive("keep_min", 0, zero_allowed=True) == 0
+    with pytest.raises(ConfigurationError, match="keep_min must be a whole number, zero or more, got "):
+        require_positive("keep_min", value, zero_allowed=True)
 
 
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, True, "1", None, 0, 10**400])
@@ -79,3 +89,27 @@ def test_an_accepted_identifier_needs_no_escaping(value: str) -> None:
         return
     assert passed.isascii()
     assert not set(passed) & set("`'\"; .\\:%\n\x00")
+
+
+def test_a_whole_number_may_be_zero_or_have_a_maximum() -> None:
+    assert require_positive("keep_min", 0, zero_allowed=True) == 0
+    assert require_positive("batch", 9, most=9) == 9
+    with pytest.raises(ConfigurationError, match="keep_min must be a whole number, zero or more, got -1"):
+        require_positive("keep_min", -1, zero_allowed=True)
+    with pytest.raises(ConfigurationError, match="batch must be at most 9, got 10"):
+        require_positive("batch", 10, most=9)
+
+
+@pytest.mark.parametrize("value", [0, 1, "yes", None])
+def test_only_true_and_false_are_a_choice(value: object) -> None:
+    require_bool("recover", False)  # noqa: FBT003 - the value under test
+    with pytest.raises(ConfigurationError, match="recover must be True or False, got "):
+        require_bool("recover", value)
+
+
+@pytest.mark.parametrize("value", [Backoff, None, {}])
+def test_an_object_is_of_its_class_and_not_the_class_itself(value: object) -> None:
+    given = Backoff()
+    assert require_instance("backoff", given, Backoff) is given
+    with pytest.raises(ConfigurationError, match="backoff must be a Backoff, got "):
+        require_instance("backoff", value, Backoff)

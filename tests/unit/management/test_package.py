@@ -11,7 +11,6 @@ from conquiet.errors import ConfigurationError
 from conquiet.management import (
     JobAdmin,
     JobFilter,
-    PartitionedJobs,
     PendingFilter,
     RedisAdmin,
     describe_stream,
@@ -60,20 +59,21 @@ def test_a_number_of_deliveries_that_is_none_is_refused(number: Any) -> None:
     ("call", "words"),
     [
         (lambda jobs: jobs.list("asleep"), r"JobPhase is one of waiting, .*; got 'asleep'"),
-        (lambda jobs: jobs.list("waiting", "order.paid"), r"where must be a JobFilter, .* got str"),
+        (lambda jobs: jobs.list("waiting", "order.paid"), r"where must be a JobFilter, got a str; .* selects all"),
         (lambda jobs: jobs.bulk("stop", "waiting"), r"BulkAction is one of cancel, run-now, .*; got 'stop'"),
         (
             lambda jobs: jobs.bulk("cancel", "waiting", {"event": "order.paid"}),
-            r"where must be a JobFilter, .* got dict",
+            r"where must be a JobFilter, got a dict",
         ),
+        (lambda jobs: jobs.bulk("cancel", "waiting", on_progress=1), "on_progress must be a function"),
     ],
 )
 async def test_a_phase_an_action_or_a_filter_that_is_none_is_refused(
-    call: Callable[[PartitionedJobs], Awaitable[object]], words: str
+    call: Callable[[JobAdmin], Awaitable[object]], words: str
 ) -> None:
     async with redis.asyncio.Redis.from_url("redis://127.0.0.1:1/0") as client:
         with pytest.raises(ConfigurationError, match=words):
-            await call(PartitionedJobs(client, "orders"))
+            await call(JobAdmin(client, "orders"))
 
 
 def test_a_filter_of_jobs_names_the_condition_that_is_wrong() -> None:
@@ -81,9 +81,8 @@ def test_a_filter_of_jobs_names_the_condition_that_is_wrong() -> None:
         JobFilter(min_age_s="60")  # type: ignore[arg-type]
 
 
-async def test_a_client_that_decodes_replies_is_refused() -> None:
+@pytest.mark.parametrize("kind", [redis.asyncio.Redis, redis.asyncio.RedisCluster])
+def test_a_client_that_decodes_replies_is_refused(kind: Any) -> None:
     """A message need not be text: the first reply of bytes would end in a TypeError."""
-    async with redis.asyncio.Redis.from_url("redis://127.0.0.1:1/0", decode_responses=True) as client:
-        for kind in (JobAdmin, PartitionedJobs):
-            with pytest.raises(ConfigurationError, match="without decode_responses=True"):
-                kind(client, "orders")
+    with pytest.raises(ConfigurationError, match=r"the client decodes replies.* without decode_responses"):
+        JobAdmin(kind(host="127.0.0.1", port=1, decode_responses=True), "orders")

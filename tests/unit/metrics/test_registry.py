@@ -12,7 +12,8 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 
 from conquiet.errors import ConfigurationError
 from conquiet.metrics import registry
-from conquiet.metrics.registry import get_or_create, never_raises
+from conquiet.metrics.registry import get_or_create
+from conquiet.metrics.safety import never_raises
 
 
 @pytest.mark.spec("CQ-001.6", "CQ-005.38", "CQ-005.39", "CQ-005.40", "CQ-007.2")

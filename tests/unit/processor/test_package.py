@@ -221,12 +221,13 @@ def test_no_representation_shows_a_payload(one: object) -> None:
     assert "secret" not in pretty_repr(one)  # rich's output for local variables
 
 
+@pytest.mark.parametrize("client", [redis.asyncio.Redis, partial(redis.asyncio.RedisCluster, "localhost")])
 @pytest.mark.parametrize("kind", [Emitter, PartitionedEmitter])
-def test_an_emitter_refuses_a_client_that_would_repeat_a_message(kind: Any) -> None:
+def test_an_emitter_refuses_a_client_that_would_repeat_a_message(kind: Any, client: Any) -> None:
     """redis-py repeats a command after a lost reply, and reports nothing."""
     with pytest.raises(ConfigurationError, match=r"may store a message twice: use a Processor or a SyncEmitter"):
-        kind(redis.asyncio.Redis(port=1), "orders")
-    kind(clone_async(redis.asyncio.Redis(port=1)), "orders")
+        kind(client(port=1), "orders")
+    kind(clone_async(client(port=1)), "orders")
 
 
 @pytest.mark.parametrize(

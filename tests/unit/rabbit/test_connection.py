@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.tcp_servers import serving
 
 from conquiet.errors import RabbitConnectionError
 from conquiet.rabbit.address import Address
@@ -62,8 +63,7 @@ async def test_a_port_without_a_server_is_an_error(uncaught: list[Any], closed_p
 async def test_a_server_that_is_no_broker_is_an_error(
     uncaught: list[Any], server: Callable[..., Any], reason: str
 ) -> None:
-    async with await asyncio.start_server(server, "127.0.0.1", 0) as listening:
-        port = listening.sockets[0].getsockname()[1]
+    async with serving(server) as port:
         found = await why_not_opened(port, uncaught, timeout_s=0.5 if server is silence else 30.0)
 
     assert found == reason

@@ -5,6 +5,8 @@ import inspect
 import threading
 from typing import Any
 
+from tests.tcp_servers import serving
+
 from conquiet.core.lifecycle import AsyncLifecycle, Status, Worker
 from conquiet.rabbit import RabbitConsumer, RabbitSettings, sync_queue
 
@@ -47,10 +49,8 @@ async def test_a_stop_while_the_broker_is_silent_ends_at_once() -> None:
     async def silence(reader: Any, writer: Any) -> None:
         connected.set()
         await reader.read()
-        writer.close()
 
-    async with await asyncio.start_server(silence, "127.0.0.1", 0) as listening:
-        port = listening.sockets[0].getsockname()[1]
+    async with serving(silence) as port:
         consumer = RabbitConsumer(f"amqp://127.0.0.1:{port}", "q", never, connect_timeout_s=600.0)
         running = asyncio.create_task(consumer.run())
         await connected.wait()
@@ -64,22 +64,23 @@ async def test_a_stop_while_the_broker_is_silent_ends_at_once() -> None:
 
 
 async def test_a_stop_while_the_management_api_is_silent_ends_at_once() -> None:
-    asked: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+    asked = asyncio.Event()
     before = set(threading.enumerate())
 
-    async with await asyncio.start_server(lambda _, writer: asked.put_nowait(writer), "127.0.0.1", 0) as listening:
-        silent = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-        consumer = RabbitConsumer(NOWHERE, "q", never, management_url=silent)
+    async def silence(reader: Any, _: Any) -> None:
+        asked.set()
+        await reader.read()
+
+    async with serving(silence) as port:
+        consumer = RabbitConsumer(NOWHERE, "q", never, management_url=f"http://127.0.0.1:{port}")
         running = asyncio.create_task(consumer.run())
-        writer = await asked.get()
+        await asked.wait()
         consumer.stop()
 
         async with asyncio.timeout(60):
             assert (await running).ack == 0
         asking = {thread.name for thread in set(threading.enumerate()) - before}
         assert "conquiet-rabbit-api" in asking, "the question, which may take 10 s, was waited for"
-        writer.close()
-        await writer.wait_closed()
     for thread in set(threading.enumerate()) - before:
         if thread.name == "conquiet-rabbit-api":
             await asyncio.to_thread(thread.join, 30)

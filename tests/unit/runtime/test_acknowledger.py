@@ -5,18 +5,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.unit.runtime.messages import a_message
 
 from conquiet.runtime.acknowledger import Acknowledger
 from conquiet.runtime.lease_table import LeaseTable
-from conquiet.runtime.message import RuntimeMessage
 from conquiet.runtime.settings import RuntimeSettings
-
-
-def a_message(message_id: str = "1-0", stream: str = "s", **facts: Any) -> RuntimeMessage:
-    message = RuntimeMessage(stream, message_id, {"secret": "x"}, leased_at=facts.pop("leased_at", 0.0))
-    for name, value in facts.items():
-        setattr(message, name, value)
-    return message
 
 
 async def test_a_flush_that_is_not_waited_for_any_longer_leaves_nothing_behind() -> None:

@@ -1,19 +1,11 @@
 """Facts of a context that need no server."""
 
-from typing import Any
-
 import pytest
+from tests.unit.runtime.messages import a_message
 
 from conquiet.errors import LeaseLostError
 from conquiet.runtime.context import MessageContext
 from conquiet.runtime.message import RuntimeMessage
-
-
-def a_message(message_id: str = "1-0", stream: str = "s", **facts: Any) -> RuntimeMessage:
-    message = RuntimeMessage(stream, message_id, {"secret": "x"}, leased_at=facts.pop("leased_at", 0.0))
-    for name, value in facts.items():
-        setattr(message, name, value)
-    return message
 
 
 class Leases:

@@ -1,21 +1,15 @@
 """Events reach their callbacks."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.runtime.messages import a_message
 
 from conquiet.errors import ConfigurationError
 from conquiet.runtime.engine_events import EngineError, EventDispatcher, Started
-from conquiet.runtime.message import RuntimeMessage
 from conquiet.testing import wait_until_async
-
-
-def a_message(message_id: str = "1-0", stream: str = "s", **facts: Any) -> RuntimeMessage:
-    message = RuntimeMessage(stream, message_id, {"secret": "x"}, leased_at=facts.pop("leased_at", 0.0))
-    for name, value in facts.items():
-        setattr(message, name, value)
-    return message
 
 
 async def test_events_reach_all_callbacks_although_one_is_broken() -> None:
@@ -156,7 +150,7 @@ async def test_a_callback_may_raise_anything_and_no_payload_is_logged(
     failures = [record for record in caplog.records if record.getMessage().startswith("event callback failed")]
     assert len(failures) == 4
     assert {vars(record)["error"] for record in failures} == {"ValueError", "_OddError"}
-    assert all(__file__ in vars(record)["line"] for record in failures)
+    assert all(Path(__file__).name in vars(record)["place"] for record in failures)
     assert "4111" not in caplog.text
 
 

@@ -9,21 +9,8 @@ import pytest
 from conquiet.core.settlement import ACKNOWLEDGE, KEEP_PENDING, KeepPending, Release, Settlement
 from conquiet.errors import ConfigurationError, DeliveriesExhaustedError, InfrastructureError
 from conquiet.runtime.context import MessageContext
-from conquiet.runtime.executor import HandlerExecutor, PendingSettlement, is_async, settlement_of
+from conquiet.runtime.executor import HandlerExecutor, PendingSettlement, settlement_of
 from conquiet.runtime.message import RuntimeMessage
-
-
-def test_async_functions_are_recognised_in_every_form() -> None:
-    class Callable:
-        async def __call__(self) -> None: ...
-
-    async def function() -> None: ...
-
-    assert is_async(function)
-    assert is_async(Callable())
-    assert not is_async(print)
-    with pytest.raises(ConfigurationError):
-        is_async(3)  # type: ignore[arg-type]
 
 
 class Leases:

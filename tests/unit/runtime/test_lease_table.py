@@ -1,17 +1,10 @@
 """Leases that are extended."""
 
-from typing import Any
+from tests.unit.runtime.messages import a_message
 
 from conquiet.runtime.lease_table import LeaseTable, due, expired
-from conquiet.runtime.message import HandlerState, Ownership, RuntimeMessage
+from conquiet.runtime.message import HandlerState, Ownership
 from conquiet.runtime.settings import RuntimeSettings
-
-
-def a_message(message_id: str = "1-0", stream: str = "s", **facts: Any) -> RuntimeMessage:
-    message = RuntimeMessage(stream, message_id, {"secret": "x"}, leased_at=facts.pop("leased_at", 0.0))
-    for name, value in facts.items():
-        setattr(message, name, value)
-    return message
 
 
 def test_fresh_lost_acknowledged_and_overlong_leases_are_not_extended() -> None:

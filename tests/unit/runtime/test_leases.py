@@ -1,18 +1,9 @@
 """Commands that release messages uncharged."""
 
-from typing import Any
-
 from redis.exceptions import ResponseError
+from tests.unit.runtime.messages import a_message
 
 from conquiet.runtime.leases import release_commands, released_by
-from conquiet.runtime.message import RuntimeMessage
-
-
-def a_message(message_id: str = "1-0", stream: str = "s", **facts: Any) -> RuntimeMessage:
-    message = RuntimeMessage(stream, message_id, {"secret": "x"}, leased_at=facts.pop("leased_at", 0.0))
-    for name, value in facts.items():
-        setattr(message, name, value)
-    return message
 
 
 def test_a_refused_release_counts_as_none() -> None:

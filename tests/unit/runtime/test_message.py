@@ -1,17 +1,9 @@
 """A delivered message and its states."""
 
-from typing import Any
-
 from rich.pretty import pretty_repr
+from tests.unit.runtime.messages import a_message
 
-from conquiet.runtime.message import Ownership, RuntimeMessage
-
-
-def a_message(message_id: str = "1-0", stream: str = "s", **facts: Any) -> RuntimeMessage:
-    message = RuntimeMessage(stream, message_id, {"secret": "x"}, leased_at=facts.pop("leased_at", 0.0))
-    for name, value in facts.items():
-        setattr(message, name, value)
-    return message
+from conquiet.runtime.message import Ownership
 
 
 def test_a_message_shows_no_payload() -> None:

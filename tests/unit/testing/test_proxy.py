@@ -1,4 +1,6 @@
+import gc
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -315,6 +317,30 @@ def test_many_clients_at_once_do_not_mix(proxy: FaultProxy) -> None:
         for channel in clients:
             channel.close()
     wait_until(lambda: proxy.counters.open_connections == 0, message="all connections closed")
+
+
+def test_stop_closes_connections_that_arrive_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    left_open: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: left_open.append(repr(unraisable.exc_value)))
+
+    def dial(proxy: FaultProxy, clients: list[socket.socket]) -> None:
+        with suppress(OSError):
+            clients.extend(connect(proxy) for _ in range(3))
+
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
+        for _ in range(20):
+            proxy = FaultProxy("127.0.0.1", server.getsockname()[1]).start()
+            clients: list[socket.socket] = []
+            dialling = threading.Thread(target=dial, args=(proxy, clients))
+            dialling.start()
+            proxy.stop()
+            dialling.join()
+            for client in clients:
+                client.close()
+    del proxy
+    gc.collect()
+
+    assert left_open == []
 
 
 def test_stop_is_idempotent_and_controls_after_it_are_refused(echo: EchoServer) -> None:

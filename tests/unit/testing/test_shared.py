@@ -1,10 +1,12 @@
 """The servers of a test run, given by URL or private."""
 
+import sys
+import traceback
 from collections.abc import Callable
 
 import pytest
 
-from conquiet.testing import RedisServer, ServerStateError, ServerUnavailableError
+from conquiet.testing import RabbitMQServer, RedisServer, ServerStateError, ServerUnavailableError
 from conquiet.testing.shared import SharedServers
 
 
@@ -30,6 +32,24 @@ def test_a_given_server_that_is_away_is_named_with_its_variable(
     assert "secret" not in str(caught.value)
 
 
-def test_a_server_has_no_url_before_its_start() -> None:
+def test_the_text_of_the_driver_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It quotes what it cannot read of a URL, which may be a part of the password."""
+    monkeypatch.setenv("CONQUIET_TEST_REDIS_URL", "redis://me:geh/eim@127.0.0.1:1/0")
+
+    with pytest.raises(ServerUnavailableError, match="ValueError") as caught:
+        SharedServers().redis()
+
+    assert "geh" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    "url_of",
+    [
+        lambda: RedisServer(binary=sys.executable).url,
+        lambda: RabbitMQServer(binary=sys.executable).url,
+        lambda: RabbitMQServer(binary=sys.executable).management_url,
+    ],
+)
+def test_a_server_has_no_url_before_its_start(url_of: Callable[[], str]) -> None:
     with pytest.raises(ServerStateError, match="no port and no URL before its start"):
-        _ = RedisServer().url
+        url_of()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from conquiet.cli.connections import check_broker, open_database, open_redis
-from conquiet.cli.errors import FAILED, NOT_DONE, CannotConnectError, CommandError, report_error
+from conquiet.cli.errors import FAILED, NOT_DONE, CannotConnectError, CommandError, fix_of, report_error
 from conquiet.cli.option_types import number_option
 from conquiet.cli.output import make_console, print_json
 from conquiet.cli.settings import (
@@ -95,7 +95,7 @@ def doctor(
             found += examine()
         except (CommandError, ConquietError) as error:
             # Examine the other servers: one server that is down, or refuses a command, must not hide their problems.
-            report_error(str(error), error.fix if isinstance(error, CommandError) else "")
+            report_error(str(error), fix_of(error))
             unreachable.append(what)
     examined = [what for what in examinations if what not in unreachable]
     if as_json:

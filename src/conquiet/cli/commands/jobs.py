@@ -257,12 +257,12 @@ def edit(
 
 
 def with_jobs(redis_url: str, stream: str, group: str, work: Callable[[Any], Awaitable[T]]) -> T:
-    """Run ``await work(PartitionedJobs)`` on the configured Redis."""
+    """Run ``await work(JobAdmin)`` on the configured Redis."""
 
     async def run(client: Any) -> T:
-        from conquiet.management import PartitionedJobs
+        from conquiet.management import JobAdmin
 
-        return await work(PartitionedJobs(client, stream, group=group or None))
+        return await work(JobAdmin(client, stream, group=group or None))
 
     # is_stream raises if the key has another type.
     return call_redis(redis_url, run, check=lambda server: server.is_stream(stream))

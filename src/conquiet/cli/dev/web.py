@@ -6,7 +6,7 @@ python -m conquiet.cli.dev.web shop:api 8000 reload
 import sys
 from typing import Any
 
-from conquiet.cli.errors import report_error
+from conquiet.cli.errors import CommandError, fix_of, report_error
 from conquiet.cli.worker.worker_loader import load_object
 from conquiet.core.functions import is_coroutine_function
 from conquiet.errors import ConquietError
@@ -31,8 +31,8 @@ def main(target: str, port: int, *, reload: bool) -> int:
             from werkzeug.serving import run_simple
 
             run_simple(_HOST, port, application, use_reloader=reload, threaded=True)
-    except (ConquietError, ImportError) as error:
-        report_error(f"{target} cannot be served: {error}")
+    except (CommandError, ConquietError, ImportError) as error:
+        report_error(f"{target} cannot be served: {error}", fix_of(error))
         return 2
     return 0
 

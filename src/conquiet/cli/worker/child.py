@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conquiet.cli.errors import FAILED, NOT_DONE, CommandError, report_error
+from conquiet.cli.errors import FAILED, NOT_DONE, CommandError, fix_of, report_error
 from conquiet.cli.stdio import call_at_end_of_input
 from conquiet.cli.worker.heartbeat_file import HeartbeatFile, ReadinessReasons
 from conquiet.cli.worker.reachability import unreachable_server
@@ -41,7 +41,7 @@ class ChildSettings:
 
     target: str
     row: int
-    heartbeat_file: str
+    folder: str
     concurrency: int | None
     log_level: str
     only: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class Child:
         self._loading = False
         self.was_ready = False
         """True if all workers were ready at the same time at least once."""
-        self._reasons = ReadinessReasons(heartbeats.path, row)
+        self._reasons = ReadinessReasons(heartbeats.folder, row)
 
     def stop(self) -> None:
         """Request the stop of all workers. Only assigns. A second call changes nothing."""
@@ -183,7 +183,7 @@ def main() -> int:
     ``ABANDONED``. If a server could not be reached at the start it is ``UNREACHABLE``.
     """
     settings = ChildSettings(**json.loads(os.environ.pop(SETTINGS_VARIABLE)))
-    folder = SharedFolder(Path(settings.heartbeat_file).parent)
+    folder = SharedFolder(Path(settings.folder))
     try:
         return _run(settings)
     finally:
@@ -195,7 +195,7 @@ def _run(settings: ChildSettings) -> int:
     from conquiet.signals import install_termination_handlers
 
     set_up_logging(settings.log_level)
-    child = Child(HeartbeatFile(Path(settings.heartbeat_file)), settings.row)
+    child = Child(HeartbeatFile(Path(settings.folder)), settings.row)
     try:
         with install_termination_handlers(child.interrupt) as handlers:
             workers = child.load(settings.target, settings.concurrency, settings.only)
@@ -218,20 +218,20 @@ def _run(settings: ChildSettings) -> int:
     except Exception as error:  # noqa: BLE001 - reported below
         server = None if child.was_ready else unreachable_server(error)
         if server is not None:
-            unreachable_note(Path(settings.heartbeat_file), settings.row).write_text(server)
+            unreachable_note(Path(settings.folder), settings.row).write_text(server)
             return UNREACHABLE
         return _failed(error, settings.target)
 
 
-def unreachable_note(heartbeat_file: Path, row: int) -> Path:
+def unreachable_note(folder: Path, row: int) -> Path:
     """Return the file in which a process names the server it could not reach."""
-    return heartbeat_file.with_name(f"unreachable-{row}")
+    return folder / f"unreachable-{row}"
 
 
 def _failed(error: Exception, target: str) -> int:
     """Report what went wrong and return the exit code."""
     if isinstance(error, CommandError | ConfigurationError):
-        report_error(str(error), error.fix if isinstance(error, CommandError) else "")
+        report_error(str(error), fix_of(error))
         return NOT_DONE
     if isinstance(error, ModuleNotFoundError) and error.name:  # the driver of a URL, for instance
         report_error(f"{target} needs {printable(error.name)!r}", f"install {printable(error.name)}")

@@ -11,23 +11,28 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+_NAME = "heartbeats"
 _ROW = struct.Struct("=qqdq")
 FRESH_S = 3.0
 
 
 class HeartbeatFile:
-    """The rows of all processes. Their times are of the machine's monotonic clock, which the processes share."""
+    """The rows of all processes. Their times are of the machine's monotonic clock, which the processes share.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with path.open("r+b") as file:
+    Args:
+        folder: The folder of the worker.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with (folder / _NAME).open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
 
     @classmethod
-    def create(cls, path: Path, rows: int) -> "HeartbeatFile":
+    def create(cls, folder: Path, rows: int) -> "HeartbeatFile":
         """Create the file and open it."""
-        path.write_bytes(bytes(_ROW.size * rows))
-        return cls(path)
+        (folder / _NAME).write_bytes(bytes(_ROW.size * rows))
+        return cls(folder)
 
     def write(self, row: int, *, pid: int, ready: bool, handled: int = 0) -> None:
         """Renew the row of this process; ``handled`` is how many messages it has handled."""
@@ -52,12 +57,12 @@ class ReadinessReasons:
     """A small file with the reasons why parts of one process are not ready, written when they change.
 
     Args:
-        heartbeats: Path of the file with the rows.
+        folder: The folder of the worker.
         row: Row of the process.
     """
 
-    def __init__(self, heartbeats: Path, row: int) -> None:
-        self._path = heartbeats.with_name(f"reasons-{row}")
+    def __init__(self, folder: Path, row: int) -> None:
+        self._path = folder / f"reasons-{row}"
         self._written: dict[str, str] | None = None
 
     def write(self, reasons: Mapping[str, str]) -> None:

@@ -23,11 +23,12 @@ class SharedFolder:
 
     Args:
         path: An existing folder.
+        flags: ``os.O_CREAT`` for its first use. A later one must find the lock that the others hold.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, flags: int = 0) -> None:
         self.path = path
-        self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        self._lock = os.open(path / _LOCK, os.O_RDWR | flags, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     @classmethod
@@ -35,7 +36,7 @@ class SharedFolder:
         """Create a folder, and remove folders that no process uses any more."""
         remove_unused()
         while True:
-            created = cls(Path(tempfile.mkdtemp(prefix=_PREFIX)))
+            created = cls(Path(tempfile.mkdtemp(prefix=_PREFIX)), os.O_CREAT)
             if os.fstat(created._lock).st_nlink:
                 return created
             # Another supervisor found the folder before it was locked here, and has removed it.

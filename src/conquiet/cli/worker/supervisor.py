@@ -77,7 +77,7 @@ class ProcessSupervisor:
         self._folder = SharedFolder.create()
         self._metrics_folder = self._folder.path / "metrics"
         self._metrics_folder.mkdir()
-        self._heartbeats = HeartbeatFile.create(self._folder.path / "heartbeats", settings.processes)
+        self._heartbeats = HeartbeatFile.create(self._folder.path, settings.processes)
         self._endpoints: list[Endpoints] = []
         self._round_at_s = time.monotonic()
         self._stop = False
@@ -224,7 +224,7 @@ class ProcessSupervisor:
 
     def _unreachable_server(self, worker: SupervisedProcess) -> str:
         try:
-            return unreachable_note(self._heartbeats.path, worker.row).read_text()
+            return unreachable_note(self._folder.path, worker.row).read_text()
         except OSError:
             return "a server"
 
@@ -238,7 +238,7 @@ class ProcessSupervisor:
         child = ChildSettings(
             settings.target,
             row,
-            str(self._heartbeats.path),
+            str(self._folder.path),
             settings.concurrency or None,
             settings.log_level,
             tuple(part.value for part in settings.only or ()),
@@ -367,7 +367,7 @@ class ProcessSupervisor:
             return {}
         if worker.process is None:
             return {"process": "not running"}
-        reasons = ReadinessReasons(self._heartbeats.path, worker.row).read()
+        reasons = ReadinessReasons(self._folder.path, worker.row).read()
         return reasons or {"process": "starting, or its event loop is blocked: it has sent no heartbeat lately"}
 
     def _all_ready(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conquiet.cli.errors import CommandError
+from conquiet.cli.errors import CommandError, fix_of
 from conquiet.core.lifecycle import SupportsConcurrency, SupportsParts, SupportsServerWait, Worker, importing
 from conquiet.errors import ConfigurationError, LifecycleError
 
@@ -42,9 +42,9 @@ def load_object(target: str) -> Any:
             f"module {module_name!r} cannot be imported: it needs {error.name!r}", fix=f"install {error.name}"
         ) from error
     except (ConfigurationError, LifecycleError) as error:  # our own text: it quotes no value
-        fix = error.fix if isinstance(error, ConfigurationError) else ""
         raise CommandError(
-            f"module {module_name!r} cannot be imported{_place_of(error)}: {error}", fix=fix or "correct it there"
+            f"module {module_name!r} cannot be imported{_place_of(error)}: {error}",
+            fix=fix_of(error) or "correct it there",
         ) from error
     except (Exception, SystemExit) as error:  # importing runs the user's code
         raise CommandError(

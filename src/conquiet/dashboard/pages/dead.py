@@ -23,14 +23,15 @@ from conquiet.management.dead_letter_pages import (
     SAMPLE,
     DeadFilter,
     DeadMessage,
+    dead_id_in,
     list_newest,
     sample_causes,
     show_dead_letter,
     stream_of_token,
 )
-from conquiet.management.jobs.admin import PartitionedJobs
+from conquiet.management.jobs.admin import JobAdmin
 from conquiet.management.jobs.control import JobChange
-from conquiet.management.redis_admin import RedisAdmin, entry_id_in, utf8_name
+from conquiet.management.redis_admin import RedisAdmin, utf8_name
 
 T = TypeVar("T")
 
@@ -89,7 +90,7 @@ async def dead(view: View) -> Values:
         dying = [one for one in visible(view, fleet) if one.dead]
         return {"token": "", "streams": sorted(dying, key=lambda one: -one.dead)[:200], "filters": {}}
     key, where = view.stream(), filter_of(view)
-    before, causes_before = (entry_id_in(view.text(name)) for name in ("before", "causes_before"))
+    before, causes_before = (dead_id_in(view.text(name)) for name in ("before", "causes_before"))
     sample = min(MOST_SAMPLED, max(SAMPLE, view.number("sample", SAMPLE)))
 
     def read(admin: RedisAdmin) -> Values:
@@ -122,7 +123,7 @@ def _histogram(times_ms: tuple[int, ...], now_ms: int) -> list[int]:
 async def dead_letter(view: View) -> Values:
     """Return one dead letter with its history."""
     key, dead_id = view.stream(), view.text("id")
-    if entry_id_in(dead_id) is None:
+    if dead_id_in(dead_id) is None:
         raise NotShownError("A dead letter's id looks like 1763244000000-0.")
     found: DeadMessage | None = await view.parts.servers.redis(lambda admin: show_dead_letter(admin, key, dead_id))
     if found is None:
@@ -167,10 +168,10 @@ async def start_run(view: View, form: Form, create: Callable[..., Awaitable[Bulk
 
 
 async def with_jobs(
-    view: View, stream: str, work: Callable[[PartitionedJobs], Awaitable[T]], *, group: str | None = None
+    view: View, stream: str, work: Callable[[JobAdmin], Awaitable[T]], *, group: str | None = None
 ) -> T:
     """Return ``await work(jobs)`` with the jobs of a stream."""
-    return await view.parts.servers.redis_async(lambda client: work(PartitionedJobs(client, stream, group=group)))
+    return await view.parts.servers.redis_async(lambda client: work(JobAdmin(client, stream, group=group)))
 
 
 def text_name(token: str) -> str:

@@ -14,7 +14,7 @@ from conquiet.dashboard.servers import DashboardServerError
 from conquiet.dashboard.views import NotShownError, Page, Values, View, link
 from conquiet.errors import ConfigurationError, ConquietError
 from conquiet.management.bulk_runs import RunAction
-from conquiet.management.jobs.admin import PartitionedJobs
+from conquiet.management.jobs.admin import JobAdmin
 from conquiet.management.jobs.control import ChangeReport
 from conquiet.management.jobs.models import LISTED, JobFilter, JobHistory, JobPhase
 
@@ -136,7 +136,7 @@ async def _act(view: View, form: Form) -> Result:
     if not ids:
         raise ConfigurationError("select at least one job, or choose all that match")
 
-    async def change(jobs: PartitionedJobs, job_id: str) -> ChangeReport:
+    async def change(jobs: JobAdmin, job_id: str) -> ChangeReport:
         if action is RunAction.CANCEL:
             return await jobs.cancel(job_id, timeout_s=_CANCEL_WAIT_S)
         return await jobs.run_now(job_id)

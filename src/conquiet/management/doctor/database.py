@@ -3,7 +3,7 @@
 ``mysql`` and ``postgres`` gather the facts and add the checks of their settings.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -65,7 +65,29 @@ def read_rows(connection: "Connection", statement: str) -> list[Any]:
     return [tuple(row) for row in connection.execute(text(statement))]
 
 
-def with_tables(facts: F, engine: "Engine") -> F:
+def examine(
+    engine: "Engine",
+    gather: "Callable[[Connection, int], F]",
+    checks: Iterable[Callable[[F], Iterator[Finding]]],
+    *,
+    wanted_connections: int,
+    slow_s: int,
+) -> list[Finding]:
+    """Gather the facts and return the findings, the most severe first.
+
+    Args:
+        engine: The database.
+        gather: Reads the facts from the server, with ``slow_s``.
+        checks: The checks of this kind of server.
+        wanted_connections: Connections that the caller's pools may open in total; 0 if unknown.
+        slow_s: A transaction older than this is reported as forgotten.
+    """
+    with engine.connect() as connection:
+        facts = replace(gather(connection, slow_s), wanted_connections=wanted_connections)
+    return run_checks(checks, _with_tables(facts, engine))
+
+
+def _with_tables(facts: F, engine: "Engine") -> F:
     """Add the layout of inbox and outbox, and the overdue rows of an outbox that has its indexes.
 
     Without them the query reads the whole table.
@@ -140,16 +162,24 @@ def check_outbox(facts: DatabaseFacts) -> Iterator[Finding]:
         )
 
 
+def check_schema(facts: DatabaseFacts) -> Iterator[Finding]:
+    """Report tables that another version created."""
+    return _check_layouts(facts.layouts)
+
+
+COMMON_CHECKS: tuple[Callable[[DatabaseFacts], Iterator[Finding]], ...] = (
+    check_connections,
+    check_tables,
+    check_schema,
+    check_outbox,
+)
+
+
 def examine_schema(engine: "Engine") -> list[Finding]:
     """Report what existing tables lack, compared with the schema of this version."""
     from conquiet.transactional.migrations import table_layouts
 
     return run_checks((_check_layouts,), table_layouts(engine))
-
-
-def check_schema(facts: DatabaseFacts) -> Iterator[Finding]:
-    """Report tables that another version created."""
-    return _check_layouts(facts.layouts)
 
 
 def _check_layouts(layouts: "tuple[TableLayout, ...]") -> Iterator[Finding]:

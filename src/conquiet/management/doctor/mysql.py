@@ -6,17 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from conquiet.core.redaction import printable
 from conquiet.core.versions import release_of
-from conquiet.management.doctor.database import (
-    SLOW_S,
-    DatabaseFacts,
-    check_connections,
-    check_outbox,
-    check_schema,
-    check_tables,
-    read_rows,
-    with_tables,
-)
-from conquiet.management.doctor.findings import Finding, run_checks
+from conquiet.management.doctor.database import COMMON_CHECKS, SLOW_S, DatabaseFacts, examine, read_rows
+from conquiet.management.doctor.findings import Finding
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -54,19 +45,11 @@ class MySQLFacts(DatabaseFacts):
 
 
 def examine_mysql(engine: "Engine", *, wanted_connections: int = 0, slow_s: int = SLOW_S) -> list[Finding]:
-    """Gather the facts and return the findings, the most severe first.
-
-    Args:
-        engine: The database.
-        wanted_connections: Connections that the caller's pools may open in total; 0 if unknown.
-        slow_s: A transaction older than this is reported as forgotten.
-    """
-    with engine.connect() as connection:
-        facts = gather(connection, wanted_connections, slow_s)
-    return run_checks(CHECKS, with_tables(facts, engine))
+    """Gather the facts and return the findings; see ``database.examine``."""
+    return examine(engine, gather, CHECKS, wanted_connections=wanted_connections, slow_s=slow_s)
 
 
-def gather(connection: "Connection", wanted_connections: int, slow_s: int) -> MySQLFacts:
+def gather(connection: "Connection", slow_s: int) -> MySQLFacts:
     """Read the facts from the server with bounded queries."""
     settings = {name.lower(): value for name, value in read_rows(connection, "SHOW VARIABLES")}
     used = dict(read_rows(connection, "SHOW GLOBAL STATUS LIKE 'Max_used_connections'"))
@@ -83,7 +66,6 @@ def gather(connection: "Connection", wanted_connections: int, slow_s: int) -> My
         ),
         long_transactions=_long_transactions(connection, slow_s),
         lock_waits=find_lock_waits(connection, mariadb="mariadb" in settings.get("version", "").lower()),
-        wanted_connections=wanted_connections,
     )
 
 
@@ -262,13 +244,10 @@ CHECKS: tuple[Callable[[MySQLFacts], Iterator[Finding]], ...] = (
     check_version,
     check_isolation,
     check_lock_waits,
-    check_connections,
     check_durability,
     check_sql_mode,
     check_galera,
     check_engines,
-    check_tables,
-    check_schema,
-    check_outbox,
     check_transactions,
+    *COMMON_CHECKS,
 )

@@ -5,17 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from conquiet.core.redaction import printable
-from conquiet.management.doctor.database import (
-    SLOW_S,
-    DatabaseFacts,
-    check_connections,
-    check_outbox,
-    check_schema,
-    check_tables,
-    read_rows,
-    with_tables,
-)
-from conquiet.management.doctor.findings import Finding, run_checks
+from conquiet.management.doctor.database import COMMON_CHECKS, SLOW_S, DatabaseFacts, examine, read_rows
+from conquiet.management.doctor.findings import Finding
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -40,19 +31,11 @@ class PostgresFacts(DatabaseFacts):
 
 
 def examine_postgres(engine: "Engine", *, wanted_connections: int = 0, slow_s: int = SLOW_S) -> list[Finding]:
-    """Gather the facts and return the findings, the most severe first.
-
-    Args:
-        engine: The database.
-        wanted_connections: Connections that the caller's pools may open in total; 0 if unknown.
-        slow_s: A transaction older than this is reported as forgotten.
-    """
-    with engine.connect() as connection:
-        facts = gather(connection, wanted_connections, slow_s)
-    return run_checks(CHECKS, with_tables(facts, engine))
+    """Gather the facts and return the findings; see ``database.examine``."""
+    return examine(engine, gather, CHECKS, wanted_connections=wanted_connections, slow_s=slow_s)
 
 
-def gather(connection: "Connection", wanted_connections: int, slow_s: int) -> PostgresFacts:
+def gather(connection: "Connection", slow_s: int) -> PostgresFacts:
     """Read the facts from the server with bounded queries."""
     return PostgresFacts(
         settings=dict(read_rows(connection, "SELECT name, setting FROM pg_settings")),
@@ -69,7 +52,6 @@ def gather(connection: "Connection", wanted_connections: int, slow_s: int) -> Po
                 f"AND xact_start < now() - INTERVAL '{int(slow_s)} seconds' ORDER BY xact_start LIMIT 20",
             )
         ),
-        wanted_connections=wanted_connections,
     )
 
 
@@ -146,9 +128,6 @@ CHECKS: tuple[Callable[[PostgresFacts], Iterator[Finding]], ...] = (
     check_isolation,
     check_writable,
     check_durability,
-    check_connections,
-    check_tables,
-    check_schema,
     check_transactions,
-    check_outbox,
+    *COMMON_CHECKS,
 )

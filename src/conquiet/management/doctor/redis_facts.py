@@ -74,6 +74,14 @@ class RedisFacts:
     clocks: tuple[ClockReading, ...] = ()
     cluster: ClusterFacts | None = None
 
+    def groups(self) -> Iterator[tuple[StreamReport, GroupReport, int | None]]:
+        """Yield each group with its stream and the number of its undelivered entries; None if that is unknown."""
+        for stream in self.streams:
+            for group in stream.groups:
+                # The server does not know the lag after an XDEL, and never before 7.0.
+                counted = self.counted.get((stream.key, group.name))
+                yield stream, group, counted if group.lag is None else group.lag
+
 
 def gather(server: RedisAdmin, limits: RedisLimits) -> RedisFacts:
     """Gather the facts. Bounded: at most 100 streams, 1,000 pending rows per group, ``max_lag`` entries counted."""

@@ -27,28 +27,27 @@ def check_growth(facts: RedisFacts) -> Iterator[Finding]:
 
 def check_dead_consumers(facts: RedisFacts) -> Iterator[Finding]:
     """Report pending entries of consumers that are dead, or may be dead without proof by this server."""
-    for stream in facts.streams:
-        for group in stream.groups:
-            key, name = printable(stream.key), printable(group.name)
-            place = f"of {key!r}, group {name!r}"
-            dead, unknown = group.with_pending(ConsumerState.DEAD), group.with_pending(ConsumerState.UNKNOWN)
-            if dead:
-                entries = sum(consumer.pending for consumer in dead)
-                yield Finding.warning(
-                    "redis.dead_consumers",
-                    f"{len(dead)} dead consumers {place}, hold {entries:,} entries",
-                    "they are not handled until a worker claims stale entries",
-                    f"start a worker that claims, or: conquiet reclaim {key} {name} --dead-owners",
-                )
-            if unknown:
-                entries = sum(consumer.pending for consumer in unknown)
-                yield Finding.warning(
-                    "redis.dead_consumers",
-                    f"{len(unknown)} consumers {place}, hold {entries:,} entries and may be dead",
-                    "before Redis 7.2 the server cannot distinguish a dead consumer from a live one that gets nothing",
-                    "if they are stopped, start a worker that claims, or: conquiet reclaim "
-                    f"{key} {name} --min-idle-s {max(1, int(facts.limits.alive_s))}",
-                )
+    for stream, group, _ in facts.groups():
+        key, name = printable(stream.key), printable(group.name)
+        place = f"of {key!r}, group {name!r}"
+        dead, unknown = group.with_pending(ConsumerState.DEAD), group.with_pending(ConsumerState.UNKNOWN)
+        if dead:
+            entries = sum(consumer.pending for consumer in dead)
+            yield Finding.warning(
+                "redis.dead_consumers",
+                f"{len(dead)} dead consumers {place}, hold {entries:,} entries",
+                "they are not handled until a worker claims stale entries",
+                f"start a worker that claims, or: conquiet reclaim {key} {name} --dead-owners",
+            )
+        if unknown:
+            entries = sum(consumer.pending for consumer in unknown)
+            yield Finding.warning(
+                "redis.dead_consumers",
+                f"{len(unknown)} consumers {place}, hold {entries:,} entries and may be dead",
+                "before Redis 7.2 the server cannot distinguish a dead consumer from a live one that gets nothing",
+                "if they are stopped, start a worker that claims, or: conquiet reclaim "
+                f"{key} {name} --min-idle-s {max(1, int(facts.limits.alive_s))}",
+            )
 
 
 def check_deliveries(facts: RedisFacts) -> Iterator[Finding]:
@@ -67,30 +66,27 @@ def check_deliveries(facts: RedisFacts) -> Iterator[Finding]:
 
 def check_lag(facts: RedisFacts) -> Iterator[Finding]:
     """Report a group that falls behind or has no consumer."""
-    for stream in facts.streams:
-        for group in stream.groups:
-            # The server does not know the lag after an XDEL, and never before 7.0. Entries may still be waiting.
-            waiting = group.lag if group.lag is not None else facts.counted.get((stream.key, group.name))
-            to_do = _to_do(group, waiting, facts.limits.max_lag)
-            place = f"group {printable(group.name)!r} of {printable(stream.key)!r}"
-            age_s = group.oldest_age_s or 0
-            if to_do and not any(consumer.alive for consumer in group.consumers):
-                proved = all(consumer.state is ConsumerState.DEAD for consumer in group.consumers)
-                missing = "no live consumer" if proved else "no consumer that is known to be alive"
-                yield Finding(
-                    "redis.lag",
-                    Severity.ERROR if age_s > facts.limits.max_age_s else Severity.WARNING,
-                    f"{place} has {to_do} entries to do and {missing}",
-                    "they are not handled",
-                    "start workers, or destroy the group if it is not used any more",
-                )
-            elif (waiting or 0) > facts.limits.max_lag or age_s > facts.limits.max_age_s:
-                yield Finding.warning(
-                    "redis.lag",
-                    f"{place} is behind: {to_do} entries, the oldest {age_s:,.0f} s old",
-                    "messages wait longer than they should",
-                    "start more workers, or find the slow handler",
-                )
+    for stream, group, waiting in facts.groups():
+        to_do = _to_do(group, waiting, facts.limits.max_lag)
+        place = f"group {printable(group.name)!r} of {printable(stream.key)!r}"
+        age_s = group.oldest_age_s or 0
+        if to_do and not any(consumer.alive for consumer in group.consumers):
+            proved = all(consumer.state is ConsumerState.DEAD for consumer in group.consumers)
+            missing = "no live consumer" if proved else "no consumer that is known to be alive"
+            yield Finding(
+                "redis.lag",
+                Severity.ERROR if age_s > facts.limits.max_age_s else Severity.WARNING,
+                f"{place} has {to_do} entries to do and {missing}",
+                "they are not handled",
+                "start workers, or destroy the group if it is not used any more",
+            )
+        elif (waiting or 0) > facts.limits.max_lag or age_s > facts.limits.max_age_s:
+            yield Finding.warning(
+                "redis.lag",
+                f"{place} is behind: {to_do} entries, the oldest {age_s:,.0f} s old",
+                "messages wait longer than they should",
+                "start more workers, or find the slow handler",
+            )
 
 
 def _to_do(group: GroupReport, waiting: int | None, max_lag: int) -> str:

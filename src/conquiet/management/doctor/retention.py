@@ -26,20 +26,17 @@ _DAY_S = 86_400.0
 
 def check_unread_groups(facts: "RedisFacts") -> Iterator[Finding]:
     """Report a group without consumers: trimming stops at the first entry that it needs."""
-    for stream in facts.streams:
-        for group in stream.groups:
-            waiting = group.lag if group.lag is not None else facts.counted.get((stream.key, group.name), 0)
-            old = (group.oldest_age_s or 0) > facts.limits.max_age_s
-            if not group.consumers and not group.pending and waiting and old and _is_left_behind(stream, group):
-                names = f"{printable(stream.key)} {printable(group.name)}"
-                yield Finding.warning(
-                    "redis.unread_group",
-                    f"no consumer reads group {printable(group.name)!r} of {printable(stream.key)!r}, which has "
-                    f"{waiting:,} entries to do",
-                    "none of them can be removed from the stream, and every new one is added to them",
-                    f"start its consumers; if it was only created to produce, destroy it: redis-cli XGROUP DESTROY "
-                    f"{names}",
-                )
+    for stream, group, waiting in facts.groups():
+        old = (group.oldest_age_s or 0) > facts.limits.max_age_s
+        if not group.consumers and not group.pending and waiting and old and _is_left_behind(stream, group):
+            names = f"{printable(stream.key)} {printable(group.name)}"
+            yield Finding.warning(
+                "redis.unread_group",
+                f"no consumer reads group {printable(group.name)!r} of {printable(stream.key)!r}, which has "
+                f"{waiting:,} entries to do",
+                "none of them can be removed from the stream, and every new one is added to them",
+                f"start its consumers; if it was only created to produce, destroy it: redis-cli XGROUP DESTROY {names}",
+            )
 
 
 def _is_left_behind(stream: "StreamReport", group: "GroupReport") -> bool:

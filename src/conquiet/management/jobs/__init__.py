@@ -9,6 +9,6 @@
     bulk        changes all jobs that match a filter
     reset       deletes the jobs of a stream
 
-``JobAdmin`` in ``admin`` combines them for one stream, ``PartitionedJobs`` for all partitions of a stream. Everything
-is asynchronous and bounded: a page reads at most ``SCAN_LIMIT`` messages and returns a cursor for the next page.
+``JobAdmin`` in ``admin`` combines them for one stream and all its partitions. Everything is asynchronous and bounded: a
+page reads at most ``SCAN_LIMIT`` messages and returns a cursor for the next page.
 """

@@ -1,8 +1,7 @@
-"""``JobAdmin`` and ``PartitionedJobs``: list, show and change the jobs of one stream, or of all its partitions.
+"""``JobAdmin``: list, show and change the jobs of one stream, in all its partitions.
 
 A job is searched in one partition after the other. A list returns the jobs of the first partition, then of the next;
-its cursor names the partition. The ids of dead letters are unique within a partition only. If two partitions have the
-same id, the first one found is used.
+its cursor names the partition. The id of a dead letter names its partition, too.
 
 See docs/decisions/0051.
 """
@@ -14,7 +13,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from conquiet.core.redaction import printable
-from conquiet.core.validation import require_positive
+from conquiet.core.validation import require_positive, require_selection, require_text
 from conquiet.errors import ConfigurationError
 from conquiet.management.jobs.bulk import BulkReport, BulkRequest, BulkRunner
 from conquiet.management.jobs.control import ChangeReport, JobChange, JobControl
@@ -25,7 +24,7 @@ from conquiet.management.jobs.reset import ResetReport, require_confirmation, re
 from conquiet.management.jobs.search import SEARCH_LIMIT, Search
 from conquiet.processor.envelope import new_id
 from conquiet.processor.partition_layout import partition_names
-from conquiet.redis_transport.client import AsyncClient
+from conquiet.redis_transport.client import AsyncClient, require_raw_client
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -33,8 +32,8 @@ E = TypeVar("E", bound=StrEnum)
 class _Partition:
     """Reads and changes the jobs of one partition, which is a stream."""
 
-    def __init__(self, client: AsyncClient, stream: str, group: str | None) -> None:
-        self.reader = JobReader(client, stream, group)
+    def __init__(self, client: AsyncClient, stream: str, group: str | None, index: int = 0) -> None:
+        self.reader = JobReader(client, stream, group, partition=index)
         self.control = JobControl(self.reader)
         self.bulk = BulkRunner(self.reader, self.control)
 
@@ -54,11 +53,11 @@ class _Partition:
 
 
 class JobAdmin:
-    """Lists, shows and changes the jobs of one stream.
+    """Lists, shows and changes the jobs of one stream, in all its partitions.
 
     Args:
         client: A client without retries, such as ``clone_async`` returns. The caller closes it.
-        stream: The stream.
+        stream: The stream, or one of its partitions. Each call reads the number of partitions.
         group: The consumer group of the jobs. Optional if the stream has only one.
 
     Raises:
@@ -66,10 +65,10 @@ class JobAdmin:
     """
 
     def __init__(self, client: AsyncClient, stream: str, *, group: str | None = None) -> None:
-        self._client = _require_bytes(client)
-        self._stream = stream
+        require_raw_client(client)
+        self._client = client
+        self._stream = require_text("stream", stream)
         self._group = group
-        self._whole = _Partition(client, stream, group)
 
     async def list(
         self,
@@ -90,10 +89,9 @@ class JobAdmin:
                 several groups and none was named.
             QueueError: The server returned an error or did not reply.
         """
-        phase, where = _named(JobPhase, phase), _require_filter(where)
+        phase = _named(JobPhase, phase)
+        require_selection(where, JobFilter)
         partitions = await self._partitions()
-        if len(partitions) == 1:
-            return await partitions[0].reader.list(phase, where, cursor=cursor, limit=limit, with_data=with_data)
         at, inner = _position(cursor, len(partitions))
         jobs: list[JobReport] = []
         scanned = 0
@@ -213,10 +211,11 @@ class JobAdmin:
             limit: Most jobs, of all partitions together.
             on_progress: Called with the report after every step.
         """
+        require_selection(where, JobFilter, on_progress=on_progress)
         request = BulkRequest(
             action=_named(BulkAction, action),
             phase=_named(JobPhase, phase),
-            where=_require_filter(where),
+            where=where,
             name=name or new_id(),
             dry_run=dry_run,
             delay_s=delay_s,
@@ -282,27 +281,8 @@ class JobAdmin:
         return replace(report, note=note)
 
     async def _partitions(self) -> Sequence[_Partition]:
-        return [self._whole]
-
-
-class PartitionedJobs(JobAdmin):
-    """Lists, shows and changes the jobs of a stream, partitioned or not; see ``JobAdmin``.
-
-    Args:
-        client: A client without retries. The caller closes it.
-        stream: The stream's name. Each call reads the number of its partitions.
-        group: The consumer group of the jobs. Optional if the stream has only one.
-    """
-
-    async def _partitions(self) -> Sequence[_Partition]:
         names = await partition_names(self._client, self._stream)
-        return [_Partition(self._client, name, self._group) for name in names]
-
-
-def _require_bytes(client: AsyncClient) -> AsyncClient:
-    if hasattr(client, "get_encoder") and client.get_encoder().decode_responses:  # type: ignore[no-untyped-call]
-        raise ConfigurationError("the Redis client decodes replies; pass one without decode_responses=True")
-    return client
+        return [_Partition(self._client, name, self._group, index) for index, name in enumerate(names)]
 
 
 def _named(kind: type[E], value: E | str) -> E:
@@ -310,12 +290,6 @@ def _named(kind: type[E], value: E | str) -> E:
         return kind(value)
     except ValueError:
         raise ConfigurationError(f"{kind.__name__} is one of {', '.join(kind)}; got {printable(value)!r}") from None
-
-
-def _require_filter(where: JobFilter) -> JobFilter:
-    if not isinstance(where, JobFilter):
-        raise ConfigurationError(f"where must be a JobFilter, such as JobFilter(event=…), got {type(where).__name__}")
-    return where
 
 
 def _position(cursor: str | None, partitions: int) -> tuple[int, str | None]:

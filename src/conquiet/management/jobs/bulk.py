@@ -112,20 +112,11 @@ class BulkRequest:
 
 
 class _Saved(msgspec.Struct, kw_only=True):
-    """A run as it is stored."""
+    """A run as it is stored. The same request resumes it."""
 
-    action: BulkAction
-    phase: JobPhase
-    where: JobFilter
-    delay_s: float | None
-    limit: int | None
+    request: BulkRequest
     began_ms: int
     report: BulkReport
-
-    def is_of(self, request: BulkRequest) -> bool:
-        """Return whether the request resumes this run."""
-        asked = (request.action, request.phase, request.where, request.delay_s, request.limit)
-        return (self.action, self.phase, self.where, self.delay_s, self.limit) == asked
 
 
 class BulkRunner:
@@ -266,22 +257,14 @@ class BulkRunner:
         """Return the run to resume, or a new one, which is stored unless nothing will be changed."""
         known = None if request.dry_run else await self._load(request.name)
         if known is not None:
-            if known.is_of(request):
+            if known.request == request:
                 return known
             raise ConfigurationError(
                 f"a run named {printable(request.name)!r} of stream {printable(self._reader.keys.stream)!r} has "
                 "another action or filter: give another name, or the same options to resume it"
             )
-        action, phase = request.action, request.phase
-        new = _Saved(
-            action=action,
-            phase=phase,
-            where=request.where,
-            delay_s=request.delay_s,
-            limit=request.limit,
-            began_ms=await self._reader.now_ms(),
-            report=BulkReport(name=request.name, action=action, phase=phase, dry_run=request.dry_run),
-        )
+        report = BulkReport(name=request.name, action=request.action, phase=request.phase, dry_run=request.dry_run)
+        new = _Saved(request=request, began_ms=await self._reader.now_ms(), report=report)
         if not request.dry_run:
             await self._save(new)
         return new

@@ -18,12 +18,13 @@ from typing import Any
 from conquiet.core.json_codec import CodecError, encode_payload
 from conquiet.core.redaction import printable
 from conquiet.core.validation import require_seconds
-from conquiet.errors import ConfigurationError, OperatorError, PayloadError
+from conquiet.errors import ConfigurationError, OperatorError
 from conquiet.management.jobs.models import JobPhase, JobReport
 from conquiet.management.jobs.reader import JobReader
 from conquiet.management.jobs.search import Search
 from conquiet.management.models import Report
 from conquiet.processor.cancellation import RECORD_KEPT_MS
+from conquiet.processor.dead_letter_id import parse_dead_id
 from conquiet.processor.envelope import encode_raw, replayed
 from conquiet.processor.jobs import JobState
 
@@ -183,8 +184,8 @@ class JobControl:
         if data is not None:
             _require_data(data, self._keys.stream)
             payload["data"] = dict(data)
-        names = (self._keys.stream, self._keys.dead, self._keys.order)
-        answer = await self._reader.call("job_edit", names, (dead_id, wanted, encode_raw(payload)))
+        names, entry_id = (self._keys.stream, self._keys.dead, self._keys.order), parse_dead_id(dead_id).entry_id
+        answer = await self._reader.call("job_edit", names, (entry_id, wanted, encode_raw(payload)))
         if answer == 2:  # noqa: PLR2004 - see the script
             raise OperatorError(
                 f"stream {printable(self._keys.stream)!r} has no group {printable(wanted)!r}: the dead letter stays. "
@@ -233,10 +234,6 @@ def _require_data(data: Mapping[str, Any], stream: str) -> None:
         refused = error
     else:
         return
-    raise PayloadError(
-        f"edit of a job in stream {printable(stream)!r}: data was refused: {refused.explanation}",
-        stream=stream,
-        command="edit",
-        reason=refused.reason,
-        path=refused.path,
+    raise refused.as_payload_error(
+        f"edit of a job in stream {printable(stream)!r}: data", stream=stream, command="edit"
     )

@@ -132,7 +132,7 @@ class JobReport(Report):
         phase: Its phase.
         stream: Its stream.
         group: Its consumer group; empty for every group.
-        place: Entry id in the stream or among the dead letters; empty while it is delayed or parked.
+        place: Entry id in the stream, or id of the dead letter; empty while it is delayed or parked.
         attempt: The current or next attempt; the last one of a dead job.
         emitted_ms: Time of emission in milliseconds since the epoch; 0 if unknown.
         age_s: Seconds since the emission, by the server's clock.

@@ -13,6 +13,7 @@ from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError
 from conquiet.management.jobs.decoding import JobDecoder
 from conquiet.management.jobs.models import EVERY_JOB, LISTED, JobFilter, JobList, JobPhase, JobReport
+from conquiet.processor.dead_letter_id import dead_id_of, parse_dead_id
 from conquiet.processor.dead_letters import DeadLetters
 from conquiet.processor.key_order import KeyOrder
 from conquiet.processor.keys import Keys, keys_of
@@ -58,13 +59,15 @@ class JobReader:
         client: A client without retries. The caller closes it.
         stream: The stream.
         group: The consumer group of the jobs. May be left out if the stream has one group.
+        partition: Number of the partition that the stream is.
     """
 
-    def __init__(self, client: AsyncClient, stream: str, group: str | None = None) -> None:
+    def __init__(self, client: AsyncClient, stream: str, group: str | None = None, *, partition: int = 0) -> None:
         self._client = client
         self.keys: Keys = keys_of(stream)
         self.given = None if group is None else require_text("group", group)
-        self.dead_letters = DeadLetters(client, stream)
+        self.partition = partition
+        self.dead_letters = DeadLetters(client, stream, partition=partition)
         self.order = KeyOrder(client, stream)
 
     async def list(
@@ -223,11 +226,12 @@ class JobReader:
                 number, place = number + 1, 0
 
     async def _dead(self, walk: _Walk) -> _Jobs:
-        position = None if walk.cursor is None else _entry_id(walk.cursor)
+        # The cursor is the id of an entry, as in the other phases: the list of all partitions adds the partition to it.
+        position = None if walk.cursor is None else dead_id_of(_entry_id(walk.cursor), self.partition)
         while True:
             found = await self.dead_letters.list(cursor=position, limit=_STEP)
             for dead in found.items:
-                yield dead.id, walk.decoder.dead(dead, walk.now_ms)
+                yield parse_dead_id(dead.id).entry_id, walk.decoder.dead(dead, walk.now_ms)
             position = found.cursor
             if position is None:
                 return

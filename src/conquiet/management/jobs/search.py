@@ -103,7 +103,7 @@ class Search:
                 self._read(seen, [read(one) for one in found])
 
     def _read_dead(self, entry: Any) -> JobReport | None:
-        dead = read_dead_message(*entry)
+        dead = read_dead_message(*entry, partition=self._reader.partition)
         if dead.record.id != self.id:
             return None
         self.tracebacks.append(dead.record.traceback)

@@ -16,7 +16,7 @@ def test_a_heartbeat_is_fresh_for_three_seconds() -> None:
 def test_a_heartbeat_counts_only_for_its_process_and_while_fresh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heartbeats = HeartbeatFile.create(tmp_path / "heartbeats", 2)
+    heartbeats = HeartbeatFile.create(tmp_path, 2)
     heartbeats.write(1, pid=7, ready=True)
 
     assert heartbeats.is_ready(1, 7)
@@ -29,7 +29,7 @@ def test_a_heartbeat_counts_only_for_its_process_and_while_fresh(
 
 
 def test_reasons_are_read_by_the_supervisor_and_replaced(tmp_path: Path) -> None:
-    here, there = (ReadinessReasons(tmp_path / "heartbeats", 3) for _ in range(2))
+    here, there = (ReadinessReasons(tmp_path, 3) for _ in range(2))
     assert there.read() == {}
 
     here.write({"database": "the server is away"})

@@ -50,7 +50,7 @@ def test_the_memory_of_a_process_is_known() -> None:
 
 
 def test_a_count_belongs_to_the_process_that_wrote_it(tmp_path: Path) -> None:
-    file = HeartbeatFile.create(tmp_path / "heartbeats", 2)
+    file = HeartbeatFile.create(tmp_path, 2)
     file.write(1, pid=7, ready=True, handled=12)
 
     assert (file.handled(1, 7), file.handled(1, 8), file.handled(0, 7)) == (12, 0, 0)

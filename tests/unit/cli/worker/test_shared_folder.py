@@ -48,6 +48,18 @@ def test_the_next_supervisor_removes_a_folder_that_no_process_uses(temporary: Pa
     running.leave()
 
 
+def test_a_process_does_not_replace_a_lock_that_is_gone() -> None:
+    """A cleaner of temporary files may delete it. The process would get the new one alone, and remove the folder."""
+    supervisor = SharedFolder.create()
+    (supervisor.path / "lock").unlink()
+
+    with pytest.raises(FileNotFoundError):
+        SharedFolder(supervisor.path).leave()
+
+    assert supervisor.path.exists()
+    supervisor.leave()
+
+
 def test_a_folder_of_another_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     killed = SharedFolder.create()
     die(killed)
