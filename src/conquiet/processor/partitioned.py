@@ -7,12 +7,10 @@ See docs/decisions/0051.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from conquiet.core.background import BackgroundWorker
 from conquiet.core.identity import stable_consumer_id
 from conquiet.core.lifecycle import AsyncLifecycle, Status
 from conquiet.core.log import FactLogger
@@ -20,10 +18,10 @@ from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.task_cancellation import cancel_from_any_thread, is_ending
 from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError, LifecycleError, QueueError
+from conquiet.processor.closing_worker import ClosingWorker
 from conquiet.processor.context import JobContext
 from conquiet.processor.jobs import JobRecorder
 from conquiet.processor.middleware import Middleware, Next
-from conquiet.processor.operator_calls import EmitCalls
 from conquiet.processor.partition_layout import PartitionLayout
 from conquiet.processor.partition_mover import PartitionMover
 from conquiet.processor.partitioned_emitter import PartitionedEmitter
@@ -36,7 +34,6 @@ from conquiet.redis_transport.errors import RedisError
 from conquiet.runtime.engine_events import Callback
 from conquiet.runtime.health import NOT_STARTED, EngineHealth
 from conquiet.runtime.settings import RuntimeSettings
-from conquiet.runtime.shutdown import wait_shielded
 
 logger = FactLogger(__name__)
 
@@ -46,7 +43,7 @@ _REFRESHES = 2
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class PartitionedProcessor(EmitCalls, BackgroundWorker):
+class PartitionedProcessor(ClosingWorker):
     """Runs a handler per event for one stream with many partitions. The guarantees of ``Processor`` apply.
 
     Order by key holds, even while the number of partitions grows.
@@ -106,7 +103,6 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
         self._lifecycle = AsyncLifecycle("this PartitionedProcessor")
         self._ready = asyncio.Event()
         self._work: asyncio.Task[None] | None = None
-        self._closes_at_end = False
 
     @takes_keywords_of(Processor.handler)
     def handler(self, event: str, **options: Any) -> Callable[[F], F]:
@@ -146,13 +142,7 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
             QueueError: The server could not be reached, at the start or for too long.
         """
         self._lifecycle.start()
-        living = asyncio.create_task(self._live(), name="conquiet-partitioned")
-        try:
-            await wait_shielded(living, stop=self.end, force=self._force)
-        finally:
-            self._lifecycle.finish()
-        if self._closes_at_end:
-            await self._release()
+        await self._run_shielded(self._live(), force=self._force)
 
     async def _live(self) -> None:
         self._work = asyncio.create_task(self._read_partitions(), name="conquiet-partitions")
@@ -232,31 +222,18 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
         cancel_from_any_thread(self._work)
 
     def end(self) -> None:
-        """Stop in order, without counting as a call of ``stop()``: a later ``stop()`` does not force."""
-        self._lifecycle.stop()
-        cancel_from_any_thread(self._work)
+        """See ``ClosingWorker``."""
+        if self._lifecycle.status is not Status.NEW:
+            self._lifecycle.stop()
+            cancel_from_any_thread(self._work)
 
     def _force(self) -> None:
         for _ in range(2):  # the second call forces
             self.stop()
 
-    async def close(self) -> None:
-        """Stop in order, wait for the end, and close the connections. Called by a handler it only stops.
-
-        A processor that only emits may emit again afterwards.
-        """
-        if self._lifecycle.status is not Status.NEW:
-            self.end()
-        if any(processor.is_own_handler() for processor in self._running.values()):
-            self._closes_at_end = True
-            return
-        await self._lifecycle.wait_ended()
-        await self._release()
-
-    async def _release(self) -> None:
-        with contextlib.suppress(RedisError, OSError, RuntimeError):  # RuntimeError: its event loop is closed
-            await self._client.aclose()
-        self._emitter.leave_loop()
+    def is_own_handler(self) -> bool:
+        """See ``ClosingWorker``."""
+        return any(processor.is_own_handler() for processor in self._running.values())
 
     def _enter(self) -> tuple[Coroutine[Any, Any, None], asyncio.Event]:
         return self.run(), self._ready

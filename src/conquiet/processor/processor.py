@@ -1,14 +1,12 @@
 """The processor: one handler per event, on top of the runtime engine. ``execution`` runs the messages."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from conquiet.core.background import BackgroundWorker
 from conquiet.core.batching import batch_settings
 from conquiet.core.functions import reject_generator_function, require_made_for
 from conquiet.core.identity import stable_consumer_id
@@ -20,6 +18,7 @@ from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError, LifecycleError
 from conquiet.processor.assembly import AssembledProcessor, assemble
 from conquiet.processor.batch_handler_runner import Runners, runner_class
+from conquiet.processor.closing_worker import ClosingWorker
 from conquiet.processor.dead_letters import apply_retention
 from conquiet.processor.delayed import DelayedPromoter, Poll, PollListener
 from conquiet.processor.emitter import Emitter
@@ -33,20 +32,19 @@ from conquiet.processor.pauses import Pauses
 from conquiet.processor.policy import RateLimit, RetryPolicy, require_event
 from conquiet.processor.settings import HandlerSettings, ProcessorSettings, engine_settings
 from conquiet.redis_transport.client import AnyRedis, clone_async
-from conquiet.redis_transport.errors import RedisError
 from conquiet.runtime.engine import Engine
 from conquiet.runtime.engine_events import Callback, EventDispatcher
 from conquiet.runtime.health import NOT_STARTED, NOTHING_DONE, EngineHealth, StopReport
 from conquiet.runtime.message import RuntimeMessage
 from conquiet.runtime.settings import RuntimeSettings, require_streams
-from conquiet.runtime.shutdown import wait_shielded, wait_unless_forced
+from conquiet.runtime.shutdown import wait_unless_forced
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _ENDS = {Status.STOPPING, Status.STOPPED}
 
 
-class Processor(OperatorCalls, BackgroundWorker):
+class Processor(OperatorCalls, ClosingWorker):
     """Runs a handler per event, with retries, delays, dead letters and pauses.
 
     Args:
@@ -92,7 +90,6 @@ class Processor(OperatorCalls, BackgroundWorker):
         self._paused_streams: frozenset[str] = frozenset()
         self._lifecycle = AsyncLifecycle("this Processor")
         self._starting: asyncio.Task[None] | None = None
-        self._closes_at_end = False
         self._poll_listeners: list[PollListener] = [OrderOwnerCheck(self._group)]
 
     def set_concurrency(self, concurrency: int) -> None:
@@ -178,7 +175,7 @@ class Processor(OperatorCalls, BackgroundWorker):
             self._cancel_start()
 
     def end(self) -> None:
-        """Stop in order, without counting as a call of ``stop()``: a later ``stop()`` does not force."""
+        """See ``ClosingWorker``."""
         if self._engine is not None:
             self._lifecycle.stop()
             self._engine.end()
@@ -189,26 +186,9 @@ class Processor(OperatorCalls, BackgroundWorker):
         if self._engine is not None:
             await self._engine.wait_for_active_tasks()
 
-    async def close(self) -> None:
-        """Stop in order, wait for the end, and close the connections. Called by a handler it only stops.
-
-        A processor that only emits may emit again afterwards, also in another event loop.
-        """
-        self.end()
-        if self.is_own_handler():
-            self._closes_at_end = True
-            return
-        await self._lifecycle.wait_ended()
-        await self._release()
-
     def is_own_handler(self) -> bool:
-        """Return True if a handler of this processor is the caller: it cannot wait for the end of the processor."""
+        """See ``ClosingWorker``."""
         return self._engine is not None and self._engine.is_own_handler()
-
-    async def _release(self) -> None:
-        with contextlib.suppress(RedisError, OSError, RuntimeError):  # RuntimeError: its event loop is closed
-            await self._client.aclose()
-        self._emitter.leave_loop()
 
     def _enter(self) -> tuple[Coroutine[Any, Any, StopReport], asyncio.Event]:
         engine, promoter = self._begin()
@@ -244,11 +224,7 @@ class Processor(OperatorCalls, BackgroundWorker):
     async def _run(
         self, engine: Engine, promoter: DelayedPromoter, stop_event: asyncio.Event | None = None
     ) -> StopReport:
-        living = asyncio.create_task(self._live(engine, promoter, stop_event), name="conquiet-processor")
-        try:
-            return await wait_shielded(living, stop=self.end, force=engine.forced.set)
-        finally:
-            self._lifecycle.finish()
+        return await self._run_shielded(self._live(engine, promoter, stop_event), force=engine.forced.set)
 
     async def _live(self, engine: Engine, promoter: DelayedPromoter, stop_event: asyncio.Event | None) -> StopReport:
         try:
@@ -275,8 +251,6 @@ class Processor(OperatorCalls, BackgroundWorker):
         await wait_unless_forced(self._drain(), engine.forced)
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
-        if self._closes_at_end:
-            await self._release()
 
     async def _drain(self) -> None:
         if self._assembled is not None:
