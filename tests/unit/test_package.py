@@ -320,7 +320,7 @@ def test_a_handler_that_cannot_take_what_it_is_called_with_is_refused(
         ),
         (lambda _: untyped(SyncEmitter(NOBODY, "orders").emit_many)([{"event": "pay"}]), "NewMessage"),
         (lambda _: untyped(Scheduler)(NOBODY, ENTRY), r"put it into \[ \]"),
-        (lambda _: untyped(Scheduler)(NOBODY, [{"name": "ping"}]), "a list of ScheduleEntry, got a dict"),
+        (lambda _: untyped(Scheduler)(NOBODY, [{"name": "ping"}]), "entry must be a ScheduleEntry, got a dict"),
         (lambda _: untyped(QueueConsumer)(NOBODY, {"stream": "orders"}), "must be a QueueConfig"),
         (lambda _: untyped(Inbox)(key="order_id"), "key must be a function"),
         (lambda engine: Outbox().add(engine, "ledger", {}), "must be the session"),

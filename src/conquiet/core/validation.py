@@ -8,8 +8,11 @@ See docs/decisions/0028.
 
 import math
 import re
+from typing import TypeVar
 
 from conquiet.errors import ConfigurationError
+
+T = TypeVar("T")
 
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 # Lone surrogates cannot be encoded as UTF-8. They come from JSON, or from a shell with another encoding.
@@ -57,6 +60,13 @@ def require_text(name: str, value: object) -> str:
     return value
 
 
+def require_instance(name: str, value: object, kind: type[T]) -> T:
+    """Return ``value`` if it is an object of the class ``kind``."""
+    if not isinstance(value, kind):
+        raise ConfigurationError(f"{name} must be {_with_article(kind)}, got {_kind(value)}")
+    return value
+
+
 def require_string_or_none(name: str, value: object) -> None:
     """Raise ``ConfigurationError`` unless ``value`` is a string, which may be empty, or None."""
     if value is not None and not isinstance(value, str):
@@ -101,7 +111,9 @@ def require_table(name: str, value: object) -> str:
 
 
 def _kind(value: object) -> str:
-    if value is None:
-        return "nothing (None)"
-    name = type(value).__name__
-    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+    return "nothing (None)" if value is None else _with_article(type(value))
+
+
+def _with_article(kind: type) -> str:
+    name = kind.__name__
+    return f"an {name}" if name[0] in "aeiouAEIO" else f"a {name}"

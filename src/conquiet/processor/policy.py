@@ -14,7 +14,7 @@ from enum import Enum
 
 from conquiet.core import settlement
 from conquiet.core.backoff import Backoff
-from conquiet.core.validation import require_positive, require_seconds, require_text
+from conquiet.core.validation import require_instance, require_positive, require_seconds, require_text
 from conquiet.errors import ConfigurationError, ConquietError
 
 
@@ -99,8 +99,7 @@ class RetryPolicy:
         require_positive("max_attempts", self.max_attempts)
         if not isinstance(self.steps_aside, bool):
             raise ConfigurationError("steps_aside must be True or False")
-        if not isinstance(self.backoff, Backoff):
-            raise ConfigurationError("backoff must be a Backoff")
+        require_instance("backoff", self.backoff, Backoff)
         for name in ("retry_for", "no_retry_for"):
             kinds = getattr(self, name)
             if not isinstance(kinds, tuple) or not all(
@@ -199,9 +198,10 @@ class RateLimit:
 
 def require_count(name: str, value: object) -> int:
     """Return ``value`` if it is a count that a Lua number can hold."""
-    if require_positive(name, value) > LONGEST_MS:
+    count = require_positive(name, value)
+    if count > LONGEST_MS:
         raise ConfigurationError(f"{name} must be below 2**52")
-    return require_positive(name, value)
+    return count
 
 
 def require_event(event: object) -> str:

@@ -10,7 +10,7 @@ import pika
 
 from conquiet._version import __version__
 from conquiet.core.redaction import redact_url
-from conquiet.core.validation import require_seconds, require_text
+from conquiet.core.validation import require_instance, require_seconds, require_text
 from conquiet.errors import ConfigurationError
 from conquiet.rabbit.tables import pack_short
 from conquiet.rabbitmq_api import BETWEEN_URLS, split_tls_options, tls_context, vhost_of
@@ -42,8 +42,8 @@ class Address:
         if not self.urls:
             raise ConfigurationError("at least one AMQP URL is needed")
         require_seconds("timeout_s", self.timeout_s)
-        if self.ssl_context is not None and not isinstance(self.ssl_context, ssl.SSLContext):
-            raise ConfigurationError("ssl_context must be an ssl.SSLContext")
+        if self.ssl_context is not None:
+            require_instance("ssl_context", self.ssl_context, ssl.SSLContext)
         for url in self.urls:
             self._parameters(url)
         if self.ssl_context is not None and not any(url.startswith("amqps://") for url in self.urls):

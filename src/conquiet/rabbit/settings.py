@@ -8,7 +8,7 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, get_arg
 from conquiet.core.backoff import Backoff
 from conquiet.core.batching import BatchSettings, batch_settings
 from conquiet.core.signatures import takes_keywords_of
-from conquiet.core.validation import require_positive, require_seconds, require_text
+from conquiet.core.validation import require_instance, require_positive, require_seconds, require_text
 from conquiet.errors import ConfigurationError
 from conquiet.rabbit.decode import DEFAULT_MAX_BYTES
 from conquiet.rabbit.message_schemas import SchemaRegistry
@@ -126,8 +126,7 @@ class RabbitSettings:
         if not isinstance(self.schemas, SchemaRegistry | None):
             raise ConfigurationError("schemas must be a SchemaRegistry, or None to accept any JSON object")
         for name in ("reconnect", "outage"):
-            if not isinstance(getattr(self, name), Backoff):
-                raise ConfigurationError(f"{name} must be a Backoff")
+            require_instance(name, getattr(self, name), Backoff)
         if self.key_store is not None and not callable(getattr(self.key_store, "private_key", None)):
             raise ConfigurationError("key_store must have a method private_key(public); see FileKeyStore")
         if self.key_store is not None and self.schemas is None:
