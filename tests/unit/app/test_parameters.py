@@ -123,7 +123,7 @@ def test_an_annotation_that_cannot_be_resolved_says_what_to_import() -> None:
 
 
 def test_an_annotation_that_cannot_be_evaluated_is_named_as_the_fault() -> None:
-    def handle(order: "'Order' | None") -> None: ...  # type: ignore[name-defined]
+    def handle(order: "'Order' | None") -> None: ...
 
     with pytest.raises(ConfigurationError, match="has an annotation that cannot be resolved: unsupported operand"):
         read(handle)

@@ -167,6 +167,11 @@ async def test_a_limit_of_dead_letters_is_a_positive_number(kind: Any, limit: An
         await PartitionedStream(NOBODY, "orders").dead_letters(limit=limit)
 
 
+async def test_a_rate_of_dead_letters_is_a_number_above_0() -> None:
+    with pytest.raises(ConfigurationError, match="rate_per_s must be a number above 0"):
+        await DeadLetters(NOBODY, "orders").replay(DeadFilter(), rate_per_s=0)
+
+
 @pytest.mark.parametrize("ids", ["1763244000000-0", ["first"], [5]])
 async def test_ids_to_discard_are_a_list_of_ids(ids: Any) -> None:
     with pytest.raises(ConfigurationError, match="id"):
