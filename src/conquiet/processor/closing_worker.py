@@ -25,11 +25,11 @@ class ClosingWorker(EmitCalls, BackgroundWorker):
 
     @abstractmethod
     def end(self) -> None:
-        """Stop in order, without counting as a call of ``stop()``: a later ``stop()`` does not force."""
+        """Stop in order. A later ``stop()`` is the first one, which does not force."""
 
     @abstractmethod
     def is_own_handler(self) -> bool:
-        """Return True if a handler of this processor is the caller: it cannot wait for the end of the processor."""
+        """Return True if a handler of this worker is the caller."""
 
     async def close(self) -> None:
         """Stop in order, wait for the end, and close the connections. Called by a handler it only stops.

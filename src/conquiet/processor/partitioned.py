@@ -222,7 +222,7 @@ class PartitionedProcessor(ClosingWorker):
         cancel_from_any_thread(self._work)
 
     def end(self) -> None:
-        """See ``ClosingWorker``."""
+        """Stop in order, without counting as a call of ``stop()``: a later ``stop()`` does not force."""
         if self._lifecycle.status is not Status.NEW:
             self._lifecycle.stop()
             cancel_from_any_thread(self._work)
@@ -232,7 +232,7 @@ class PartitionedProcessor(ClosingWorker):
             self.stop()
 
     def is_own_handler(self) -> bool:
-        """See ``ClosingWorker``."""
+        """Return True if a handler of this processor is the caller: it cannot wait for the end of the processor."""
         return any(processor.is_own_handler() for processor in self._running.values())
 
     def _enter(self) -> tuple[Coroutine[Any, Any, None], asyncio.Event]:

@@ -175,7 +175,7 @@ class Processor(OperatorCalls, ClosingWorker):
             self._cancel_start()
 
     def end(self) -> None:
-        """See ``ClosingWorker``."""
+        """Stop in order, without counting as a call of ``stop()``: a later ``stop()`` does not force."""
         if self._engine is not None:
             self._lifecycle.stop()
             self._engine.end()
@@ -187,7 +187,7 @@ class Processor(OperatorCalls, ClosingWorker):
             await self._engine.wait_for_active_tasks()
 
     def is_own_handler(self) -> bool:
-        """See ``ClosingWorker``."""
+        """Return True if a handler of this processor is the caller: it cannot wait for the end of the processor."""
         return self._engine is not None and self._engine.is_own_handler()
 
     def _enter(self) -> tuple[Coroutine[Any, Any, StopReport], asyncio.Event]:

@@ -110,14 +110,11 @@ class RabbitConsumer(BackgroundWorker):
         return self._stats.count
 
     @property
-    def name(self) -> str:
+    def consumer_tag(self) -> str:
         """The consumer tag: ``<hostname>.<tag or package name>``."""
         return self._tag
 
-    @property
-    def consumer_tag(self) -> str:
-        """``<hostname>.<tag or package name>``."""
-        return self._tag
+    name = consumer_tag
 
     @property
     def status(self) -> Status:

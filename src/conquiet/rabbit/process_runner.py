@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from conquiet.core.log import FactLogger
+from conquiet.core.threads import running_loop
 from conquiet.errors import ConquietError, FatalSyncerError, LifecycleError, UncaughtError
 from conquiet.rabbit.connection_events import EventKind
 from conquiet.rabbit.consumer import RabbitConsumer
@@ -74,7 +75,7 @@ def run_process(url: str | Sequence[str], queue: str, syncer: Syncer, **options:
 
 
 def _refuse_inside_loop(name: str) -> None:
-    if asyncio._get_running_loop() is not None:  # noqa: SLF001 - the public function raises without a loop
+    if running_loop() is not None:
         raise LifecycleError(f"{name} starts an event loop; inside a running one: await RabbitConsumer(...).run()")
 
 
