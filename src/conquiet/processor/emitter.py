@@ -109,7 +109,8 @@ class Emitter:
         if tracing.active is None:
             return (await self._emit((message,), stream, wait, debounce))[0]
         name = self._plans.name(stream)
-        with tracing.active.send("redis", name, event=event, message_id=id, headers=headers) as span:
+        carried = tracing.require_headers(headers)
+        with tracing.active.send("redis", name, event=event, message_id=id, headers=carried) as span:
             message = replace(message, headers=span.headers)
             return (await self._emit((message,), stream, wait, debounce))[0]
 

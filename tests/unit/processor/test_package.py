@@ -214,6 +214,8 @@ async def test_wrong_messages_are_refused_while_tracing_is_on(
 
     with pytest.raises(ConfigurationError, match=r"messages must be NewMessage|headers must be a mapping"):
         await kind(NOBODY, "orders").emit_many([wrong])
+    with pytest.raises(ConfigurationError, match="headers must be a mapping"):
+        await kind(NOBODY, "orders").emit("pay", headers=5)
 
 
 @pytest.mark.parametrize(
