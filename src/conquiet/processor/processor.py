@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from conquiet.core.background import require_stop_event
 from conquiet.core.batching import batch_settings
 from conquiet.core.functions import reject_generator_function, require_made_for
 from conquiet.core.identity import stable_consumer_id
@@ -158,9 +159,10 @@ class Processor(OperatorCalls, ClosingWorker):
         """Process messages and move due ones until ``stop()``; see ``runtime.Consumer.start``.
 
         Raises:
-            ConfigurationError: No handler is registered. Nothing was sent.
+            ConfigurationError: No handler is registered, or ``stop_event`` is not an event of asyncio. Nothing was sent.
             MalformedMessageError: The first ``foreign_limit`` entries of a stream are not messages. They stay pending.
         """
+        require_stop_event(stop_event)
         return await self._run(*self._begin(), stop_event)
 
     async def run(self) -> StopReport:

@@ -1,5 +1,6 @@
 """Wrong arguments are refused where they are given; the longest waits are clamped. No server."""
 
+import threading
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
@@ -11,6 +12,7 @@ import redis.asyncio
 from rich.pretty import pretty_repr
 
 from conquiet.core import settlement, tracing
+from conquiet.core.lifecycle import Status
 from conquiet.errors import ConfigurationError
 from conquiet.processor import (
     DeadFilter,
@@ -202,6 +204,16 @@ async def test_nothing_is_emitted_with_a_wrong_timeout() -> None:
     for emitter in (Emitter(NOBODY, "orders"), PartitionedEmitter(NOBODY, "orders")):
         with pytest.raises(ConfigurationError, match="timeout_s must be a number of seconds"):
             await emitter.emit_and_wait("pay", timeout_s=wrong)
+
+
+async def test_a_stop_event_of_threads_is_refused_before_the_start() -> None:
+    processor: Any = Processor(NOBODY, ["orders"])
+    processor.handler("pay")(lambda ctx: None)
+
+    with pytest.raises(ConfigurationError, match=r"stop_event must be an asyncio\.Event"):
+        await processor.start(threading.Event())
+
+    assert processor.status is Status.NEW
 
 
 @pytest.mark.parametrize("kind", [Emitter, PartitionedEmitter])
