@@ -159,7 +159,7 @@ class Processor(OperatorCalls, ClosingWorker):
         """Process messages and move due ones until ``stop()``; see ``runtime.Consumer.start``.
 
         Raises:
-            ConfigurationError: No handler is registered, or ``stop_event`` is not an event of asyncio. Nothing was sent.
+            ConfigurationError: No handler is registered, or ``stop_event`` is no event of asyncio. Nothing was sent.
             MalformedMessageError: The first ``foreign_limit`` entries of a stream are not messages. They stay pending.
         """
         require_stop_event(stop_event)
