@@ -24,13 +24,22 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,63}")
 _PLAIN = "plain SQL identifier: letters, digits, _ and $, not starting with a digit, at most 64 characters"
 
 
-def require_positive(name: str, value: object) -> int:
-    """Return ``value`` if it is an int greater than zero. ``True`` is rejected."""
+def require_positive(name: str, value: object, *, zero_allowed: bool = False, most: int | None = None) -> int:
+    """Return ``value`` if it is an int above zero and at most ``most``. ``True`` is rejected."""
+    wanted = "a whole number, zero or more" if zero_allowed else "a positive integer"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigurationError(f"{name} must be a positive integer, got {_kind(value)}")
-    if value <= 0:
-        raise ConfigurationError(f"{name} must be a positive integer, got {value}")
+        raise ConfigurationError(f"{name} must be {wanted}, got {_kind(value)}")
+    if value < 0 or (value == 0 and not zero_allowed):
+        raise ConfigurationError(f"{name} must be {wanted}, got {value}")
+    if most is not None and value > most:
+        raise ConfigurationError(f"{name} must be at most {most}, got {value}")
     return value
+
+
+def require_bool(name: str, value: object) -> None:
+    """Raise ``ConfigurationError`` unless ``value`` is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} must be True or False, got {_kind(value)}")
 
 
 def require_seconds(name: str, value: object, *, zero_allowed: bool = False) -> float:
