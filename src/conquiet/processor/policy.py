@@ -14,7 +14,7 @@ from enum import Enum
 
 from conquiet.core import settlement
 from conquiet.core.backoff import Backoff
-from conquiet.core.validation import require_instance, require_positive, require_seconds, require_text
+from conquiet.core.validation import require_bool, require_instance, require_positive, require_seconds, require_text
 from conquiet.errors import ConfigurationError, ConquietError
 
 
@@ -97,8 +97,7 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         require_positive("max_attempts", self.max_attempts)
-        if not isinstance(self.steps_aside, bool):
-            raise ConfigurationError("steps_aside must be True or False")
+        require_bool("steps_aside", self.steps_aside)
         require_instance("backoff", self.backoff, Backoff)
         for name in ("retry_for", "no_retry_for"):
             kinds = getattr(self, name)
@@ -198,10 +197,7 @@ class RateLimit:
 
 def require_count(name: str, value: object) -> int:
     """Return ``value`` if it is a count that a Lua number can hold."""
-    count = require_positive(name, value)
-    if count > LONGEST_MS:
-        raise ConfigurationError(f"{name} must be below 2**52")
-    return count
+    return require_positive(name, value, most=LONGEST_MS)
 
 
 def require_event(event: object) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, get_arg
 from conquiet.core.backoff import Backoff
 from conquiet.core.batching import BatchSettings, batch_settings
 from conquiet.core.signatures import takes_keywords_of
-from conquiet.core.validation import require_instance, require_positive, require_seconds, require_text
+from conquiet.core.validation import require_bool, require_instance, require_positive, require_seconds, require_text
 from conquiet.errors import ConfigurationError
 from conquiet.rabbit.decode import DEFAULT_MAX_BYTES
 from conquiet.rabbit.message_schemas import SchemaRegistry
@@ -109,8 +109,7 @@ class RabbitSettings:
                 f"prefetch is {self.prefetch} and batch is {gathered.size}: the broker would never send a whole batch. "
                 "Leave prefetch out, or give at least the size of a batch"
             )
-        if self.window > PREFETCH_LIMIT:
-            raise ConfigurationError(f"prefetch must be at most {PREFETCH_LIMIT}, got {self.window}")
+        require_positive("prefetch", self.window, most=PREFETCH_LIMIT)
         self._check_choices()
         self._check_objects()
 
@@ -119,7 +118,7 @@ class RabbitSettings:
         _require_choice("exhausted", self.exhausted, get_args(OnExhausted))
         _require_choice("without_dead_letters", self.without_dead_letters, get_args(WithoutDeadLetters))
         for name in ("poison_guard", "require_dead_letter", "log_tracebacks"):
-            _require_choice(name, getattr(self, name), (True, False))
+            require_bool(name, getattr(self, name))
         _require_choice("dead_letter", self.dead_letter, (True, False, None))
 
     def _check_objects(self) -> None:

@@ -159,8 +159,7 @@ class ScheduleEntry:
         object.__setattr__(self, "data", _as_sent(self.data))
         if self.catch_up not in get_args(CatchUp):
             raise ConfigurationError('catch_up must be "skip", "one" or "all"')
-        if require_positive("catch_up_limit", self.catch_up_limit) > FIRE_LIMIT:
-            raise ConfigurationError(f"catch_up_limit must be at most {FIRE_LIMIT}, got {self.catch_up_limit}")
+        require_positive("catch_up_limit", self.catch_up_limit, most=FIRE_LIMIT)
         for setting in ("grace_s", "jitter_s"):
             if require_seconds(setting, getattr(self, setting), zero_allowed=True) > _LONGEST_JITTER_S:
                 raise ConfigurationError(f"{setting} must be at most an hour")

@@ -43,14 +43,6 @@ def test_text_has_something_visible_and_no_control_character(value: object) -> N
         require_text("stream_key", value)
 
 
-@pytest.mark.parametrize(
-    ("value", "got"), [("a", "a str"), (5, "an int"), (None, r"nothing \(None\)"), (dict, "a type")]
-)
-def test_an_object_of_another_class_is_refused_by_name(value: object, got: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"context must be an OSError, got {got}"):
-        require_instance("context", value, OSError)
-
-
 def test_a_refused_string_is_not_shown_because_it_may_be_a_secret() -> None:
     for check in (require_positive, require_seconds, require_identifier, require_table):
         with pytest.raises(ConfigurationError) as caught:
