@@ -147,11 +147,8 @@ class ScheduleEntry:
     jitter_s: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        for setting in ("name", "event", "stream"):
-            require_text(setting, getattr(self, setting))
-        for setting, longest in (("name", _LONGEST_NAME), ("event", _LONGEST_EVENT)):
-            if len(getattr(self, setting)) > longest:
-                raise ConfigurationError(f"{setting} must have at most {longest} characters")
+        require_text("name", self.name, most=_LONGEST_NAME)
+        require_text("event", self.event, most=_LONGEST_EVENT)
         keys_of(self.stream)
         if not isinstance(self.when, Cron | Every | Once):
             raise ConfigurationError("when must be a Cron, an Every or a Once")
