@@ -11,16 +11,12 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from conquiet.core.identity import stable_consumer_id
-from conquiet.core.lifecycle import AsyncLifecycle, Status
+from conquiet.core.lifecycle import Status
 from conquiet.core.log import FactLogger
 from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.task_cancellation import cancel_from_any_thread, is_ending
-from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError, LifecycleError, QueueError
-from conquiet.processor.closing_worker import ClosingWorker
 from conquiet.processor.context import JobContext
-from conquiet.processor.jobs import JobRecorder
 from conquiet.processor.middleware import Middleware, Next
 from conquiet.processor.partition_layout import PartitionLayout
 from conquiet.processor.partition_mover import PartitionMover
@@ -28,8 +24,9 @@ from conquiet.processor.partitioned_emitter import PartitionedEmitter
 from conquiet.processor.partitioned_stream import PartitionedStream
 from conquiet.processor.partitions import partition_name, require_partitions, require_stream_name
 from conquiet.processor.processor import Processor
+from conquiet.processor.processor_base import ProcessorBase
 from conquiet.processor.settings import ProcessorSettings
-from conquiet.redis_transport.client import AnyRedis, clone_async
+from conquiet.redis_transport.client import AnyRedis
 from conquiet.redis_transport.errors import RedisError
 from conquiet.runtime.engine_events import Callback
 from conquiet.runtime.health import NOT_STARTED, EngineHealth
@@ -43,7 +40,7 @@ _REFRESHES = 2
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class PartitionedProcessor(ClosingWorker):
+class PartitionedProcessor(ProcessorBase):
     """Runs a handler per event for one stream with many partitions. The guarantees of ``Processor`` apply.
 
     Order by key holds, even while the number of partitions grows.
@@ -60,7 +57,6 @@ class PartitionedProcessor(ClosingWorker):
         runtime: The engine's settings.
 
     Attributes:
-        name: Name of the worker: its consumer id.
         partitions: Number of partitions that this processor reads.
     """
 
@@ -76,23 +72,17 @@ class PartitionedProcessor(ClosingWorker):
         settings: ProcessorSettings | None = None,
         runtime: RuntimeSettings | None = None,
     ) -> None:
-        self._redis = redis
         self._stream = require_stream_name(stream)
         self._least = require_partitions(partitions)
-        self._concurrency = require_positive("concurrency", concurrency)
-        self._settings = ProcessorSettings() if settings is None else settings
-        self.name = stable_consumer_id() if consumer_id is None else require_text("consumer_id", consumer_id)
+        super().__init__(redis, concurrency=concurrency, group=group, consumer_id=consumer_id, settings=settings)
         self._options: dict[str, Any] = {
             "concurrency": concurrency,
-            "group": require_text("group", group),
-            "consumer_id": self.name,
+            "group": group,
+            "consumer_id": self.consumer_id,
             "settings": self._settings,
             "runtime": runtime,
         }
-        self._client = clone_async(redis)
-        ttl_s = self._settings.job_ttl_s
-        recorder = None if ttl_s is None else JobRecorder(self._client, ttl_s=ttl_s)
-        self._emitter = PartitionedEmitter(self._client, stream, self._settings, jobs=recorder)
+        self._emitter = PartitionedEmitter(self._client, stream, self._settings, jobs=self._recorder)
         self._layout = PartitionLayout(self._client, stream)
         self._setup: list[Callable[[Processor], object]] = []
         self._callbacks: list[tuple[str, Callback]] = []
@@ -100,7 +90,6 @@ class PartitionedProcessor(ClosingWorker):
         self._running: dict[asyncio.Task[Any], Processor] = {}
         self.partitions = 0
         self._has_batches = False
-        self._lifecycle = AsyncLifecycle("this PartitionedProcessor")
         self._ready = asyncio.Event()
         self._work: asyncio.Task[None] | None = None
 

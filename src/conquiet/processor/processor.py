@@ -10,20 +10,17 @@ from typing import Any, TypeVar
 from conquiet.core.background import require_stop_event
 from conquiet.core.batching import batch_settings
 from conquiet.core.functions import reject_generator_function, require_made_for
-from conquiet.core.identity import stable_consumer_id
-from conquiet.core.lifecycle import AsyncLifecycle, Status
+from conquiet.core.lifecycle import Status
 from conquiet.core.redaction import printable
 from conquiet.core.settlement import Settlement
 from conquiet.core.task_cancellation import cancel_from_any_thread, is_ending
-from conquiet.core.validation import require_positive, require_text
+from conquiet.core.validation import require_positive
 from conquiet.errors import ConfigurationError, LifecycleError
 from conquiet.processor.assembly import AssembledProcessor, assemble
 from conquiet.processor.batch_handler_runner import Runners, runner_class
-from conquiet.processor.closing_worker import ClosingWorker
 from conquiet.processor.dead_letters import apply_retention
 from conquiet.processor.delayed import DelayedPromoter, Poll, PollListener
 from conquiet.processor.emitter import Emitter
-from conquiet.processor.jobs import JobRecorder
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.middleware import Middleware
 from conquiet.processor.operator_calls import OperatorCalls
@@ -31,8 +28,9 @@ from conquiet.processor.ordering import OrderOwnerCheck
 from conquiet.processor.parts import ProcessorParts
 from conquiet.processor.pauses import Pauses
 from conquiet.processor.policy import RateLimit, RetryPolicy, require_event
+from conquiet.processor.processor_base import ProcessorBase
 from conquiet.processor.settings import HandlerSettings, ProcessorSettings, engine_settings
-from conquiet.redis_transport.client import AnyRedis, clone_async
+from conquiet.redis_transport.client import AnyRedis
 from conquiet.runtime.engine import Engine
 from conquiet.runtime.engine_events import Callback, EventDispatcher
 from conquiet.runtime.health import NOT_STARTED, NOTHING_DONE, EngineHealth, StopReport
@@ -45,7 +43,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _ENDS = {Status.STOPPING, Status.STOPPED}
 
 
-class Processor(OperatorCalls, ClosingWorker):
+class Processor(OperatorCalls, ProcessorBase):
     """Runs a handler per event, with retries, delays, dead letters and pauses.
 
     Args:
@@ -71,25 +69,18 @@ class Processor(OperatorCalls, ClosingWorker):
     ) -> None:
         self._streams = require_streams(streams)
         self._keys = {stream: keys_of(stream) for stream in self._streams}
-        self._concurrency = require_positive("concurrency", concurrency)
-        self._group = require_text("group", group)
-        self._consumer_id = stable_consumer_id() if consumer_id is None else require_text("consumer_id", consumer_id)
-        self._settings = ProcessorSettings() if settings is None else settings
+        super().__init__(redis, concurrency=concurrency, group=group, consumer_id=consumer_id, settings=settings)
         self._runtime = RuntimeSettings() if runtime is None else runtime
-        self._redis, self._client = redis, clone_async(redis)
         self._handlers: dict[str, HandlerSettings] = {}
         self._middlewares: list[Middleware] = []
         self._events = EventDispatcher()
         self._executor: ThreadPoolExecutor | None = None
         self._assembled: AssembledProcessor | None = None
-        ttl_s = self._settings.job_ttl_s
-        self._recorder = None if ttl_s is None else JobRecorder(self._client, ttl_s=ttl_s)
         self._emitter = Emitter(self._client, self._streams[0], self._settings, jobs=self._recorder)
         self._pauses = Pauses(self._client)
         self._engine: Engine | None = None
         self._runners: Runners = {}
         self._paused_streams: frozenset[str] = frozenset()
-        self._lifecycle = AsyncLifecycle("this Processor")
         self._starting: asyncio.Task[None] | None = None
         self._poll_listeners: list[PollListener] = [OrderOwnerCheck(self._group)]
 
@@ -202,13 +193,6 @@ class Processor(OperatorCalls, ClosingWorker):
         status = self._lifecycle.status
         engine = None if self._engine is None else self._engine.status  # NEW while the processor starts
         return Status.STOPPING if status is Status.RUNNING and engine in _ENDS else status
-
-    @property
-    def consumer_id(self) -> str:
-        """Name of this consumer in the group."""
-        return self._consumer_id
-
-    name = consumer_id
 
     @property
     def abandoned(self) -> int:

@@ -1,4 +1,4 @@
-"""What ``Processor`` and ``PartitionedProcessor`` share: a run that a cancellation stops in order, and the close."""
+"""The base class of ``Processor`` and ``PartitionedProcessor``: arguments, run and close."""
 
 import asyncio
 import contextlib
@@ -7,21 +7,48 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from conquiet.core.background import BackgroundWorker
+from conquiet.core.identity import stable_consumer_id
 from conquiet.core.lifecycle import AsyncLifecycle
+from conquiet.core.validation import require_positive, require_text
+from conquiet.processor.jobs import JobRecorder
 from conquiet.processor.operator_calls import EmitCalls
-from conquiet.redis_transport.client import AsyncClient
+from conquiet.processor.settings import ProcessorSettings
+from conquiet.redis_transport.client import AnyRedis, clone_async
 from conquiet.redis_transport.errors import RedisError
 from conquiet.runtime.shutdown import wait_shielded
 
 T = TypeVar("T")
 
 
-class ClosingWorker(EmitCalls, BackgroundWorker):
-    """A worker that emits, too. Its emitter and its own commands share one client."""
+class ProcessorBase(EmitCalls, BackgroundWorker):
+    """A worker that also emits, on the client of its own commands. See ``Processor`` for the arguments."""
 
-    _client: AsyncClient
-    _lifecycle: AsyncLifecycle
     _closes_at_end = False
+
+    def __init__(
+        self,
+        redis: AnyRedis,
+        *,
+        concurrency: int,
+        group: str,
+        consumer_id: str | None,
+        settings: ProcessorSettings | None,
+    ) -> None:
+        self._concurrency = require_positive("concurrency", concurrency)
+        self._group = require_text("group", group)
+        self._consumer_id = stable_consumer_id() if consumer_id is None else require_text("consumer_id", consumer_id)
+        self._settings = ProcessorSettings() if settings is None else settings
+        self._redis, self._client = redis, clone_async(redis)
+        ttl_s = self._settings.job_ttl_s
+        self._recorder = None if ttl_s is None else JobRecorder(self._client, ttl_s=ttl_s)
+        self._lifecycle = AsyncLifecycle(f"this {type(self).__name__}")
+
+    @property
+    def consumer_id(self) -> str:
+        """Name of this consumer in the group."""
+        return self._consumer_id
+
+    name = consumer_id
 
     @abstractmethod
     def end(self) -> None:
