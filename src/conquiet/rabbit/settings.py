@@ -15,6 +15,7 @@ from conquiet.rabbit.message_schemas import SchemaRegistry
 from conquiet.rabbit.proca.keystore import KeyStore
 from conquiet.rabbit.settle import OnExhausted, PolicyName, SettlePolicy
 from conquiet.rabbit.syncer import Syncer
+from conquiet.rabbitmq_api import RabbitApi
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -134,7 +135,7 @@ class RabbitSettings:
                 "because without it any JSON object is accepted as it is"
             )
         if self.management_url is not None:
-            _require_http(self.management_url)
+            RabbitApi(self.management_url)  # raises if it cannot be used
         if self.require_dead_letter and self.dead_letter is None and self.management_url is None:
             raise ConfigurationError(
                 "require_dead_letter needs a way to know: pass management_url, or dead_letter=True if you are sure"
@@ -187,8 +188,3 @@ def _require_choice(name: str, value: object, choices: tuple[object, ...]) -> No
     # The type is compared too: 1 == True, and "poison_guard=1" is a mistake.
     if not any(value == choice and type(value) is type(choice) for choice in choices):
         raise ConfigurationError(f"{name} must be one of {', '.join(map(repr, choices))}")
-
-
-def _require_http(url: object) -> None:
-    if not isinstance(url, str) or not url.startswith(("http://", "https://")):  # not quoted: it may hold a password
-        raise ConfigurationError("management_url must be a URL that starts with http:// or https://")
