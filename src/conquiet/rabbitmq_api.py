@@ -164,7 +164,7 @@ def _quoted(name: str) -> str:
 
 def _parse(api_url: str) -> tuple[SplitResult, int]:
     """Return the parts and the port. A URL without http:// is rejected: its host would be parsed as a scheme."""
-    with suppress(AttributeError, KeyError, ValueError):  # AttributeError: it is no text
+    with suppress(AttributeError, KeyError, ValueError):  # AttributeError: not a text
         parts = urlsplit(api_url)
         port = parts.port or _PORTS[parts.scheme]
         if parts.scheme in _PORTS and parts.hostname:

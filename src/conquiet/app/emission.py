@@ -123,7 +123,7 @@ class Emission:
         return Message(self._assembly.stream_of(event), event, data, {**options, **further})
 
     def _row(self, message: Message, session: Any, *, in_coroutine: bool) -> dict[str, Any]:
-        """Check a message of a transaction, and return what its row in the outbox has besides stream and data."""
+        """Check a message of a transaction, and return the arguments of its row in the outbox."""
         from conquiet.transactional.unit_of_work import is_async
 
         if message.options.get("id") is not None:

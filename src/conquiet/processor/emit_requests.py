@@ -249,7 +249,7 @@ def reject_due_time(options: Mapping[str, object]) -> None:
 
 
 def checked_messages(messages: Iterable[object]) -> list[NewMessage]:
-    """Return the messages as a list. Raise ``ConfigurationError`` if one of them is no ``NewMessage``."""
+    """Return the messages as a list. Raise ``ConfigurationError`` unless each is a ``NewMessage``."""
     return [require_new_message(message) for message in messages]
 
 

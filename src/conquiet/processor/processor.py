@@ -150,7 +150,7 @@ class Processor(OperatorCalls, ProcessorBase):
         """Process messages and move due ones until ``stop()``; see ``runtime.Consumer.start``.
 
         Raises:
-            ConfigurationError: No handler is registered, or ``stop_event`` is no event of asyncio. Nothing was sent.
+            ConfigurationError: No handler is registered, or ``stop_event`` cannot be used. Nothing was sent.
             MalformedMessageError: The first ``foreign_limit`` entries of a stream are not messages. They stay pending.
         """
         require_stop_event(stop_event)

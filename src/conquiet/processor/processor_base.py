@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class ProcessorBase(EmitCalls, BackgroundWorker):
-    """A worker that also emits, on the client of its own commands. See ``Processor`` for the arguments."""
+    """A worker that emits, too. Emitter and worker share one client. See ``Processor`` for the arguments."""
 
     _closes_at_end = False
 

@@ -68,7 +68,7 @@ class Delivery:
     def facts(self) -> DeliveryFacts:
         """The facts that the settle policy needs.
 
-        Counts are read from a redelivery only: a publisher or another queue has written those of a first delivery. The
+        Counts are read from a redelivery only: at a first delivery, a publisher or another queue has written them. The
         headers are decoded again, because the syncer may have changed the decoded ones.
         """
         if not self.redelivered:
