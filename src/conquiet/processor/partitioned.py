@@ -23,6 +23,7 @@ from conquiet.processor.partition_mover import PartitionMover
 from conquiet.processor.partitioned_emitter import PartitionedEmitter
 from conquiet.processor.partitioned_stream import PartitionedStream
 from conquiet.processor.partitions import partition_name, require_partitions, require_stream_name
+from conquiet.processor.policy import require_event
 from conquiet.processor.processor import Processor
 from conquiet.processor.processor_base import ProcessorBase
 from conquiet.processor.settings import ProcessorSettings
@@ -97,6 +98,7 @@ class PartitionedProcessor(ProcessorBase):
     def handler(self, event: str, **options: Any) -> Callable[[F], F]:
         """Register the decorated function for an event. Options as for ``Processor.handler``."""
         self._lifecycle.require_new("handlers")
+        require_event(event)  # checked here, because a bare @processor.handler would never register
         self._has_batches = self._has_batches or options.get("batch") is not None
 
         def register(function: F) -> F:
