@@ -253,7 +253,10 @@ class RabbitConsumer(BackgroundWorker):
             except BaseException:  # cancelled again: no task or connection may keep messages unsettled
                 self._dispatcher.abandon()
                 if self._session is not None:
-                    self._session.link.abort()
+                    try:
+                        await self._session.link.close_soon()
+                    finally:
+                        self._drop_connection()
                 raise
 
     async def _connect(self, attempt: int) -> LinkSession:

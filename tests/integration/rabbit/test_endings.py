@@ -443,8 +443,8 @@ async def test_a_run_that_is_cancelled_twice_keeps_no_message(
     with pytest.raises(asyncio.CancelledError):
         await running
 
+    assert session.link._connection.is_closed
     await asyncio.to_thread(rabbit.wait_for_depth, queue, 2)
-    await wait_until_async(lambda: session.link._connection.is_closed)
     await wait_until_async(lambda: len(asyncio.all_tasks()) == 1)  # we
     assert consumer.count.abandoned == 1
     go_on.set()
