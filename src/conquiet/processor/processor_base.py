@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 from conquiet.core.background import BackgroundWorker
 from conquiet.core.identity import stable_consumer_id
 from conquiet.core.lifecycle import AsyncLifecycle
+from conquiet.core.task_cancellation import wait_shielded
 from conquiet.core.validation import require_positive, require_text
 from conquiet.processor.jobs import JobRecorder
 from conquiet.processor.operator_calls import EmitCalls
 from conquiet.processor.settings import ProcessorSettings
 from conquiet.redis_transport.client import AnyRedis, clone_async
 from conquiet.redis_transport.errors import RedisError
-from conquiet.runtime.shutdown import wait_shielded
 
 T = TypeVar("T")
 

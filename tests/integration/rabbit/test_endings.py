@@ -412,6 +412,40 @@ async def test_a_cancelled_run_still_closes_in_order(
 
 
 @pytest.mark.parametrize("plain", [False, True])
+async def test_a_cancellation_after_a_stop_lets_the_syncer_finish(
+    rabbit: Rabbit, action: MakeAction, *, plain: bool
+) -> None:
+    """The syncer uses resources of the surrounding blocks, and a thread would use them after the blocks were left."""
+    queue = rabbit.queue()
+    rabbit.put(queue, action(1))
+    begun, go_on = threading.Event(), threading.Event()
+
+    async def waits(_: dict[str, Any]) -> bool:
+        begun.set()
+        return await wait_until_async(go_on.is_set)
+
+    def blocks(_: dict[str, Any]) -> bool:
+        begun.set()
+        return go_on.wait(60)
+
+    consumer = RabbitConsumer(rabbit.url, queue, blocks if plain else waits)
+    running = asyncio.create_task(consumer.run())
+    await wait_until_async(begun.is_set)
+    consumer.stop()
+    await asyncio.wait({running}, timeout=0.1)
+
+    running.cancel()
+    done, _ = await asyncio.wait({running}, timeout=0.3)
+    go_on.set()
+    await asyncio.wait({running})
+
+    assert not done
+    assert running.cancelled()
+    assert (consumer.count.ack, consumer.count.abandoned) == (1, 0)
+    rabbit.wait_for_depth(queue, 0)
+
+
+@pytest.mark.parametrize("plain", [False, True])
 async def test_a_run_that_is_cancelled_twice_keeps_no_message(
     rabbit: Rabbit, action: MakeAction, *, plain: bool
 ) -> None:
