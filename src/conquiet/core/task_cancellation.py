@@ -1,4 +1,4 @@
-"""Handle cancellations of workers, cancellations that a library swallows, and those that arrive too late.
+"""Handle cancellations: of workers, swallowed by a library, or too late.
 
 Up to Python 3.11 ``asyncio.wait_for`` returns its result instead of raising when it is cancelled in the iteration of
 the loop in which the awaited call completes, and redis-py sends every command through it. The task then continues as if
