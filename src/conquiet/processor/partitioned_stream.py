@@ -97,14 +97,14 @@ class PartitionedStream:
             waiting += (await KeyOrder(self._client, name).report(limit=1)).waiting
         return PartitionedBacklog(len(names), sum(lengths), waiting, delayed, dead, tuple(lengths))
 
-    async def dead_letters(self, where: DeadFilter | None = None, *, limit: int = 100) -> list[DeadMessage]:
+    async def dead_letters(self, where: DeadFilter = EVERYTHING, *, limit: int = 100) -> list[DeadMessage]:
         """Return the oldest ``limit`` dead letters of all partitions, oldest first."""
         require_positive("limit", limit)
         all_of_them = self.all_dead_letters
         found: list[DeadMessage] = []
         cursor: str | None = None
         while len(found) < limit:
-            page = await all_of_them.list(cursor=cursor, limit=limit, where=EVERYTHING if where is None else where)
+            page = await all_of_them.list(cursor=cursor, limit=limit, where=where)
             found += page.items
             cursor = page.cursor
             if cursor is None:

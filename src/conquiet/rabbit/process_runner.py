@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from conquiet.core.log import FactLogger
-from conquiet.errors import ConquietError, LifecycleError, UncaughtError
+from conquiet.core.threads import running_loop
+from conquiet.errors import ConquietError, FatalSyncerError, LifecycleError, UncaughtError
 from conquiet.rabbit.connection_events import EventKind
 from conquiet.rabbit.consumer import RabbitConsumer
 from conquiet.rabbit.counters import Counters
@@ -65,7 +66,8 @@ def run_process(url: str | Sequence[str], queue: str, syncer: Syncer, **options:
         consumer.listen(lambda event: events.add(event.kind))
         count = _work(consumer)
     except ConquietError as error:
-        has_begun = EventKind.CONNECTED in events or isinstance(error, UncaughtError)
+        # The first message may break the contract before the connection is announced.
+        has_begun = EventKind.CONNECTED in events or isinstance(error, FatalSyncerError | UncaughtError)
         code = _FAILED if has_begun else _NEVER_CONSUMED
         logger.failure(logging.CRITICAL, "the process ends with exit code %(exit_code)s", error, exit_code=code)
         return code
@@ -73,7 +75,7 @@ def run_process(url: str | Sequence[str], queue: str, syncer: Syncer, **options:
 
 
 def _refuse_inside_loop(name: str) -> None:
-    if asyncio._get_running_loop() is not None:  # noqa: SLF001 - the public function raises without a loop
+    if running_loop() is not None:
         raise LifecycleError(f"{name} starts an event loop; inside a running one: await RabbitConsumer(...).run()")
 
 
