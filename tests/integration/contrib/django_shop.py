@@ -238,7 +238,7 @@ def check_hidden_error() -> None:
 def check_hidden_deadlock() -> None:
     """The server has rolled back the inbox row and the first booking."""
     keys = [Booking.objects.create(order=order).pk for order in ("a", "b")]
-    locked = threading.Event()
+    locked, other_locked = threading.Event(), threading.Event()
 
     def lock(key: int) -> None:
         with connection.cursor() as cursor:
@@ -249,12 +249,14 @@ def check_hidden_deadlock() -> None:
         with transaction.atomic():
             Booking.objects.bulk_create(Booking(order="other") for _ in range(50))
             lock(keys[1])
+            other_locked.set()
             locked.wait(10)
             lock(keys[0])
         connection.close()
 
     def hide(order: dict[str, str], session: DjangoTransaction) -> None:
         Booking.objects.create(order="first half")
+        other_locked.wait(10)
         lock(keys[0])
         locked.set()
         with contextlib.suppress(DatabaseError):
