@@ -38,13 +38,13 @@ from conquiet.db.dialects import is_postgres
 from conquiet.db.engine_pool import separate_engine
 from conquiet.db.errors import OperationInfo, as_write_error, is_transient
 from conquiet.db.failover import is_demotion
+from conquiet.db.transaction_guard import ENDED, TransactionGuard
 from conquiet.errors import (
     CommitUnknownError,
     ConfigurationError,
     DatabaseUnavailableError,
     LifecycleError,
 )
-from conquiet.transactional.transaction_guard import ENDED, TransactionGuard
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import RootTransaction

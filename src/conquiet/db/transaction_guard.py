@@ -1,13 +1,13 @@
-"""Keep the handler in one transaction: refuse its COMMIT or a second BEGIN, record an error that ended it.
+"""Keep other code in one transaction: refuse its COMMIT or a second BEGIN, record an error that ended the transaction.
 
-The inbox row and the handler's effect share a transaction. It would be split by
+An inbox row and the effect of its message share a transaction. It would be split by
 
-    commit() of the connection                 refused: nothing is sent
-    rollback(), then more statements           refused: the second BEGIN
-    a deadlock that the handler catches        the server has rolled back everything, the inbox row too: continuing
-    would commit the second half alone, so the error is raised at the end
+    commit() of the connection               refused: nothing is sent
+    rollback(), then more statements         refused: the second BEGIN
+    a deadlock that the code catches         the server has rolled back everything, the inbox row too: continuing
+                                             would commit the second half alone, so the error is raised at the end
 
-SQLAlchemy's events report all of it: from a connection, an ORM session, or a library that the handler calls.
+SQLAlchemy's events report all of it: from the connection, an ORM session on it, or a library that uses it.
 
 See docs/decisions/0006.
 """
@@ -24,31 +24,35 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine, ExceptionContext
 
 ENDED: Final = (
-    "the transaction of the handler was committed or rolled back by the handler (commit() or rollback() of its "
-    "connection, rollback() of its session, or COMMIT in a statement), so its effect and its inbox row are not one "
-    "transaction any more. Leave the end of the transaction to conquiet: it commits when the handler returns, and "
-    "rolls back when it raises"
+    "the transaction was committed or rolled back by other code (commit() or rollback() of its connection, rollback() "
+    "of an ORM session on it, or COMMIT in a statement), so it is no longer one transaction: an effect and its inbox "
+    "row could be separated. Leave its end to conquiet, which commits when the handler or the block of the session "
+    "ends, and rolls back when that raises"
 )
 _COMMIT: Final = (
-    "the handler's transaction is committed by conquiet when the handler returns, together with its inbox row: "
-    "remove commit() from the handler; nothing was sent"
+    "conquiet commits the transaction when the handler or the block of the session ends, together with an inbox row: "
+    "remove commit() of its connection; nothing was sent"
 )
 _GUARD: Final = "_conquiet_guard"
-_STATEMENT: Final = OperationInfo("a statement of the handler")
+_STATEMENT: Final = OperationInfo("a statement on the connection of the transaction")
 
 
 class TransactionGuard:
     """Guards the transaction that is open on a connection.
 
     Args:
-        connection: In a transaction. Use it for nothing else afterwards.
+        connection: In a transaction. Use it for nothing else afterwards, unless the guard was lifted.
+
+    Attributes:
+        failure: The error that has ended the transaction, if any.
+        is_lifted: True once the transaction may end.
     """
 
-    __slots__ = ("_may_commit", "failure")
+    __slots__ = ("failure", "is_lifted")
 
     def __init__(self, connection: "Connection") -> None:
         self.failure: BaseException | None = None
-        self._may_commit = False
+        self.is_lifted = False
         _listen(connection.engine)
         # Per connection: engine-wide events would slow down every statement of the application.
         connection._has_events = True  # noqa: SLF001
@@ -60,16 +64,11 @@ class TransactionGuard:
         """Allow the next COMMIT.
 
         Raises:
-            DbWriteError: An error has ended the transaction, although the handler caught it.
+            DbWriteError: An error has ended the transaction, although the code that got it caught it.
         """
         if self.failure is not None:
             raise as_write_error(self.failure, _STATEMENT) from self.failure
-        self._may_commit = True
-
-    def on_commit(self) -> None:
-        """Refuse a COMMIT that conquiet did not send."""
-        if not self._may_commit:
-            raise LifecycleError(_COMMIT)
+        self.is_lifted = True
 
 
 def _guard_of(connection: "Connection | None") -> TransactionGuard | None:
@@ -91,14 +90,17 @@ def _listen(engine: "Engine") -> None:
 
 
 def _on_begin(connection: "Connection") -> None:
-    if _guard_of(connection) is not None:
-        raise LifecycleError(ENDED)
+    _refuse(connection, ENDED)
 
 
 def _on_commit(connection: "Connection") -> None:
+    _refuse(connection, _COMMIT)
+
+
+def _refuse(connection: "Connection", reason: str) -> None:
     guard = _guard_of(connection)
-    if guard is not None:
-        guard.on_commit()
+    if guard is not None and not guard.is_lifted:
+        raise LifecycleError(reason)
 
 
 def _on_error(context: "ExceptionContext") -> None:
