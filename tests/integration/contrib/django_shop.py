@@ -215,7 +215,7 @@ def check_lost_connection() -> None:
 
 
 def check_hidden_error() -> None:
-    """PostgreSQL answers the COMMIT of a failed transaction with a ROLLBACK, and reports no error."""
+    """At the COMMIT of a failed transaction PostgreSQL rolls back, and reports no error."""
 
     def hide(order: dict[str, str], session: DjangoTransaction) -> None:
         Booking.objects.create(order="lost")

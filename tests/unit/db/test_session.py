@@ -290,7 +290,7 @@ def test_a_commit_of_the_connection_is_not_sent(sqlite: Engine) -> None:
 
 
 def test_a_release_may_use_the_guarded_connection(sqlite: Engine) -> None:
-    """It runs after the COMMIT, in a transaction of its own."""
+    """It runs after the COMMIT, in another transaction."""
     seen: list[object] = []
     with DbSession(sqlite) as session:
         session.connection.execute(text("INSERT INTO orders (id, amount) VALUES (1, 1)"))
