@@ -8,7 +8,14 @@ from typing import Final, Literal
 
 from conquiet.core.decode_function import Decode, require_decode
 from conquiet.core.operations import DbOperationType
-from conquiet.core.validation import require_identifier, require_positive, require_table, require_text
+from conquiet.core.validation import (
+    require_bool,
+    require_identifier,
+    require_instance,
+    require_positive,
+    require_table,
+    require_text,
+)
 from conquiet.errors import ConfigurationError
 
 CLAIM_IDLE_MS: Final = 60_000
@@ -35,8 +42,7 @@ class DbConfig:
     def __post_init__(self) -> None:
         require_table("table_name", self.table_name)
         require_identifier("id_column", self.id_column)
-        if not isinstance(self.op_type, DbOperationType):
-            raise ConfigurationError("op_type must be a DbOperationType")
+        require_instance("op_type", self.op_type, DbOperationType)
         if self.insert_mode != "insert":
             raise ConfigurationError('insert_mode must be "insert": no other mode keeps the promise of one row per id')
 
@@ -82,6 +88,5 @@ class QueueConfig:
         require_positive("max_read_count", self.max_read_count)
         require_positive("claim_idle_ms", self.claim_idle_ms)
         require_positive("max_payload_bytes", self.max_payload_bytes)
-        if type(self.claim_skip_own_messages) is not bool:
-            raise ConfigurationError("claim_skip_own_messages must be True or False")
+        require_bool("claim_skip_own_messages", self.claim_skip_own_messages)
         require_decode(self.decode)

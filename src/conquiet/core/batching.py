@@ -44,8 +44,7 @@ class BatchSettings:
     within_s: float = WITHIN_S
 
     def __post_init__(self) -> None:
-        if require_positive("batch", self.size) > LARGEST:
-            raise ConfigurationError(f"batch must be at most {LARGEST}, got {self.size}")
+        require_positive("batch", self.size, most=LARGEST)
         require_seconds("within_s", self.within_s, zero_allowed=True)
 
     def size_at(self, delivery_count: int) -> int:

@@ -8,8 +8,11 @@ See docs/decisions/0028.
 
 import math
 import re
+from typing import TypeVar
 
 from conquiet.errors import ConfigurationError
+
+T = TypeVar("T")
 
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 # Lone surrogates cannot be encoded as UTF-8. They come from JSON, or from a shell with another encoding.
@@ -21,13 +24,22 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,63}")
 _PLAIN = "plain SQL identifier: letters, digits, _ and $, not starting with a digit, at most 64 characters"
 
 
-def require_positive(name: str, value: object) -> int:
-    """Return ``value`` if it is an int greater than zero. ``True`` is rejected."""
+def require_positive(name: str, value: object, *, zero_allowed: bool = False, most: int | None = None) -> int:
+    """Return ``value`` if it is an int above zero and at most ``most``. ``True`` is rejected."""
+    wanted = "a whole number, zero or more" if zero_allowed else "a positive integer"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigurationError(f"{name} must be a positive integer, got {_kind(value)}")
-    if value <= 0:
-        raise ConfigurationError(f"{name} must be a positive integer, got {value}")
+        raise ConfigurationError(f"{name} must be {wanted}, got {_kind(value)}")
+    if value < 0 or (value == 0 and not zero_allowed):
+        raise ConfigurationError(f"{name} must be {wanted}, got {value}")
+    if most is not None and value > most:
+        raise ConfigurationError(f"{name} must be at most {most}, got {value}")
     return value
+
+
+def require_bool(name: str, value: object) -> None:
+    """Raise ``ConfigurationError`` unless ``value`` is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} must be True or False, got {_kind(value)}")
 
 
 def require_seconds(name: str, value: object, *, zero_allowed: bool = False) -> float:
@@ -54,6 +66,13 @@ def require_text(name: str, value: object) -> str:
         raise ConfigurationError(f"{name} must not contain control characters such as a newline")
     if _SURROGATE.search(value):
         raise ConfigurationError(f"{name} is not valid UTF-8; write it in UTF-8")
+    return value
+
+
+def require_instance(name: str, value: object, kind: type[T]) -> T:
+    """Return ``value`` if it is an object of the class ``kind``."""
+    if not isinstance(value, kind):
+        raise ConfigurationError(f"{name} must be {_with_article(kind)}, got {_kind(value)}")
     return value
 
 
@@ -101,7 +120,9 @@ def require_table(name: str, value: object) -> str:
 
 
 def _kind(value: object) -> str:
-    if value is None:
-        return "nothing (None)"
-    name = type(value).__name__
-    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+    return "nothing (None)" if value is None else _with_article(type(value))
+
+
+def _with_article(kind: type) -> str:
+    name = kind.__name__
+    return f"an {name}" if name[0] in "aeiouAEIO" else f"a {name}"

@@ -19,6 +19,7 @@ from sqlalchemy.engine import Engine
 
 from conquiet.config import DbConfig
 from conquiet.core.closing import ClosedAfterUse
+from conquiet.core.validation import require_instance
 from conquiet.db import statement_batch
 from conquiet.db.dialects import require_mysql_locks, require_writer_supported
 from conquiet.db.insert import Inserts
@@ -60,9 +61,7 @@ class DbWriter(ClosedAfterUse):
         lock_timeout_s: float | None = None,
     ) -> None:
         self.engine = require_writer_supported(engine)
-        if not isinstance(db_config, DbConfig):
-            raise ConfigurationError("db_config must be a DbConfig")
-        self._db_config = db_config
+        self._db_config = require_instance("db_config", db_config, DbConfig)
         backend = make_lock_backend(lock_strategy, db_config, lock_timeout_s=lock_timeout_s)
         self._lock_strategy = lock_strategy
         if lock_strategy is not LockStrategy.NONE:

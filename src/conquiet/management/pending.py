@@ -67,8 +67,7 @@ class PendingFilter:
     def __post_init__(self) -> None:
         require_positive("limit", self.limit)
         require_seconds("min_idle_s", self.min_idle_s, zero_allowed=True)
-        if type(self.min_deliveries) is not int or self.min_deliveries < 0:
-            raise ConfigurationError("min_deliveries must be a whole number, zero or more")
+        require_positive("min_deliveries", self.min_deliveries, zero_allowed=True)
 
 
 def list_pending(

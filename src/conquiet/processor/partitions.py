@@ -62,10 +62,7 @@ def read_layout(reply: Sequence[Any]) -> Layout:
 
 def require_partitions(value: object) -> int:
     """Return ``value`` if it is a valid number of partitions."""
-    count = require_positive("partitions", value)
-    if count > MOST_PARTITIONS:
-        raise ConfigurationError(f"partitions must be at most {MOST_PARTITIONS}, got {count}")
-    return count
+    return require_positive("partitions", value, most=MOST_PARTITIONS)
 
 
 def require_stream_name(stream: object) -> str:

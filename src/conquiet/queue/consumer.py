@@ -17,12 +17,12 @@ from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.deduplicator import Deduplicator
 from conquiet.core.lifecycle import BlockingLifecycle, Health, Status, sleep_unless
 from conquiet.core.log import FactLogger
-from conquiet.core.validation import require_seconds
+from conquiet.core.validation import require_instance, require_seconds
 from conquiet.errors import ConfigurationError, LifecycleError, QueueError
 from conquiet.queue.batch_runner import BatchInboxProtocol, BatchMessageRunner, QueueBatchHandler
 from conquiet.queue.models import Backlog, MessageBatch, QueueMessage
 from conquiet.queue.outage import Outage
-from conquiet.queue.redis_streams import LONGEST_SLICE_MS, RedisStreamsQueue, require_config
+from conquiet.queue.redis_streams import LONGEST_SLICE_MS, RedisStreamsQueue
 from conquiet.queue.runner import MessageRunner, OnMalformed, QueueHandler
 from conquiet.redis_transport.client import SOCKET_TIMEOUT_S, AnyRedis
 from conquiet.redis_transport.errors import is_aborted
@@ -58,7 +58,7 @@ class QueueConsumer(ClosedAfterUse):
         enable_signal_handlers: bool = False,
         command_timeout_s: float = SOCKET_TIMEOUT_S,
     ) -> None:
-        require_config(config)
+        require_instance("config", config, QueueConfig)
         if config.max_read_count != 1:
             raise ConfigurationError(
                 f"max_read_count must be 1 under QueueConsumer, which holds one message at a time; "

@@ -20,8 +20,8 @@ from typing import Any
 from conquiet.config import QueueConfig
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
-from conquiet.core.validation import require_seconds
-from conquiet.errors import ConfigurationError, GroupMissingError, QueueError
+from conquiet.core.validation import require_instance, require_seconds
+from conquiet.errors import GroupMissingError, QueueError
 from conquiet.queue.commands import StreamCommands
 from conquiet.queue.decoding import MessageDecoder
 from conquiet.queue.metrics import (
@@ -62,12 +62,6 @@ LONGEST_SLICE_MS = 1_000
 Call = Callable[[str, bytes], Any]
 
 
-def require_config(config: object) -> None:
-    """Raise ``ConfigurationError`` for anything but a ``QueueConfig``, which has checked itself."""
-    if not isinstance(config, QueueConfig):
-        raise ConfigurationError("config must be a QueueConfig(stream, group, name of this process)")
-
-
 class RedisStreamsQueue(EntryWriter):
     """A stream and a consumer group, as one of the group's consumers.
 
@@ -88,9 +82,8 @@ class RedisStreamsQueue(EntryWriter):
 
     def __init__(self, redis: AnyRedis, config: QueueConfig, *, command_timeout_s: float = SOCKET_TIMEOUT_S) -> None:
         require_seconds("command_timeout_s", command_timeout_s)
-        require_config(config)
         self.redis = redis
-        self.config = config
+        self.config = require_instance("config", config, QueueConfig)
         self._commands = StreamCommands(config.stream_key, config.consumer_group, config.consumer_name)
         self._decoder = MessageDecoder(config)
         prepare_queue_metrics(config.stream_key)

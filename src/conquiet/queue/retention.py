@@ -5,8 +5,7 @@ from typing import Final
 
 from conquiet.core.log import FactLogger
 from conquiet.core.redaction import printable
-from conquiet.core.validation import require_seconds
-from conquiet.errors import ConfigurationError
+from conquiet.core.validation import require_instance, require_positive, require_seconds
 
 logger = FactLogger(__name__)
 
@@ -34,15 +33,14 @@ class Retention:
 
     def __post_init__(self) -> None:
         require_seconds("keep_s", self.keep_s, zero_allowed=True)
-        if type(self.keep_min) is not int or self.keep_min < 0:
-            raise ConfigurationError(f"keep_min must be a whole number, 0 or more, got {self.keep_min!r}")
+        require_positive("keep_min", self.keep_min, zero_allowed=True)
         require_seconds("interval_s", self.interval_s)
 
 
 def require_retention(value: object) -> None:
     """Raise ``ConfigurationError`` for anything but a ``Retention``, which has checked itself, or None."""
-    if value is not None and not isinstance(value, Retention):
-        raise ConfigurationError("retention must be a Retention(...) or None")
+    if value is not None:
+        require_instance("retention", value, Retention)
 
 
 class GrowthWatch:

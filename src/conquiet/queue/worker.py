@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.deduplicator import Deduplicator
 from conquiet.core.lifecycle import Health, Lifecycle
-from conquiet.errors import ConfigurationError
+from conquiet.core.validation import require_instance
 from conquiet.queue.consumer import QueueConsumer
 from conquiet.queue.outage import Outage
 from conquiet.queue.runner import MessageRunner, OnMalformed, QueueHandler
@@ -49,9 +49,7 @@ class QueueWorker(ClosedAfterUse):
         on_malformed: OnMalformed | None = None,
         recover: bool = True,
     ) -> None:
-        if not isinstance(consumer, QueueConsumer):
-            raise ConfigurationError("consumer must be a QueueConsumer(redis, config)")
-        self.consumer = consumer
+        self.consumer = require_instance("consumer", consumer, QueueConsumer)
         self._runner = MessageRunner(consumer, handler, engine, on_malformed=on_malformed, inbox=inbox)
         self._outage = Outage(consumer.config) if recover else None
         self._lifecycle = Lifecycle("this QueueWorker")

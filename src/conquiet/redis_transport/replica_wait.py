@@ -18,7 +18,7 @@ from typing import Any
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from conquiet.core.redaction import printable
-from conquiet.core.validation import require_seconds
+from conquiet.core.validation import require_positive, require_seconds
 from conquiet.errors import ConfigurationError, NotReplicatedError
 from conquiet.redis_transport.client import AnyServer, ClusterRouted
 from conquiet.redis_transport.client_commands import execute_all
@@ -50,8 +50,7 @@ class ReplicaWait:
     timeout_s: float = DEFAULT_TIMEOUT_S
 
     def __post_init__(self) -> None:
-        if type(self.replicas) is not int or self.replicas < 0:
-            raise ConfigurationError(f"replicas must be a whole number, 0 or more, got {self.replicas!r:.20}")
+        require_positive("replicas", self.replicas, zero_allowed=True)
         if require_seconds("replicas_timeout_s", self.timeout_s) > LONGEST_S:
             raise ConfigurationError(f"replicas_timeout_s must be at most {LONGEST_S:g} s, got {self.timeout_s:g}")
 

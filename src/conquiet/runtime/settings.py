@@ -7,7 +7,7 @@ from typing import Any
 from conquiet.config import CLAIM_IDLE_MS
 from conquiet.core.backoff import Backoff
 from conquiet.core.decode_function import Decode, require_decode
-from conquiet.core.validation import require_positive, require_seconds, require_text
+from conquiet.core.validation import require_bool, require_instance, require_positive, require_seconds, require_text
 from conquiet.errors import ConfigurationError
 from conquiet.queue.retention import Retention, require_retention
 from conquiet.redis_transport.client import SOCKET_TIMEOUT_S
@@ -71,8 +71,7 @@ class RuntimeSettings:
                 f"claim_idle_ms must be at most {RELEASED_IDLE_MS}, a day, got {self.claim_idle_ms}: "
                 "a message that is released at a stop gets that idle time"
             )
-        if self.prefetch != 0 or isinstance(self.prefetch, bool):
-            require_positive("prefetch", self.prefetch)
+        require_positive("prefetch", self.prefetch, zero_allowed=True)
         if self.max_deliveries is not None:
             require_positive("max_deliveries", self.max_deliveries)
         require_seconds("max_lease_s", self.max_lease_s)
@@ -80,11 +79,9 @@ class RuntimeSettings:
         require_positive("max_reconnects", self.max_reconnects)
         require_positive("max_payload_bytes", self.max_payload_bytes)
         for name in ("reconnect", "outage"):
-            if not isinstance(getattr(self, name), Backoff):
-                raise ConfigurationError(f"{name} must be a Backoff")
+            require_instance(name, getattr(self, name), Backoff)
         for name in ("recreate_group", "log_tracebacks", "report_activity"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigurationError(f"{name} must be True or False")
+            require_bool(name, getattr(self, name))
         require_decode(self.decode)
         require_retention(self.retention)
         _require_priorities(self.priorities)
@@ -124,9 +121,7 @@ def settings_from(settings: RuntimeSettings | None, options: dict[str, Any]) -> 
     if settings is not None:
         if options:
             raise ConfigurationError("pass settings or single options, not both")
-        if not isinstance(settings, RuntimeSettings):
-            raise ConfigurationError("settings must be RuntimeSettings(...)")
-        return settings
+        return require_instance("settings", settings, RuntimeSettings)
     unknown = options.keys() - {known.name for known in fields(RuntimeSettings)}
     if unknown:
         raise ConfigurationError(f"no such option of runtime.Consumer: {', '.join(sorted(unknown))}")

@@ -28,7 +28,7 @@ from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.functions import require_plain_function
 from conquiet.core.lifecycle import BlockingLifecycle, Health
 from conquiet.core.log import FactLogger
-from conquiet.core.validation import require_positive, require_seconds
+from conquiet.core.validation import require_instance, require_positive, require_seconds
 from conquiet.db.dialects import require_supported
 from conquiet.db.engine_pool import database_address, pool_capacity
 from conquiet.db.errors import OperationInfo, as_write_error
@@ -171,8 +171,7 @@ class Purger(ClosedAfterUse):
         self._inbox = inbox
         self._outbox = outbox
         self._retention = DatabaseRetention() if retention is None else retention
-        if not isinstance(self._retention, DatabaseRetention):
-            raise ConfigurationError("retention must be a DatabaseRetention")
+        require_instance("retention", self._retention, DatabaseRetention)
         if is_idle is not None:
             require_plain_function("is_idle", is_idle)
         keep = self._retention

@@ -24,7 +24,7 @@ from conquiet.core.backoff import Backoff
 from conquiet.core.closing import ClosedAfterUse
 from conquiet.core.lifecycle import BlockingLifecycle, Health
 from conquiet.core.log import FactLogger
-from conquiet.core.validation import require_positive, require_seconds, require_text
+from conquiet.core.validation import require_instance, require_positive, require_seconds, require_text
 from conquiet.db.dialects import require_supported
 from conquiet.db.engine_pool import database_address
 from conquiet.db.session import DbSession
@@ -146,9 +146,7 @@ class OutboxRelay(ClosedAfterUse):
         require_positive("batch", batch)
         self.poll_s = require_seconds("poll_s", poll_s)
         self._max_attempts = require_positive("max_attempts", max_attempts)
-        if not isinstance(backoff, Backoff):
-            raise ConfigurationError("backoff must be a Backoff")
-        self._backoff = backoff
+        self._backoff = require_instance("backoff", backoff, Backoff)
         self._life = BlockingLifecycle("this OutboxRelay")
         self._closes_at_end = False
         self._last_round_s = float("-inf")

@@ -4,8 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conquiet.core.backoff import Backoff
 from conquiet.core.validation import (
+    require_bool,
     require_identifier,
+    require_instance,
     require_positive,
     require_seconds,
     require_table,
@@ -79,3 +82,27 @@ def test_an_accepted_identifier_needs_no_escaping(value: str) -> None:
         return
     assert passed.isascii()
     assert not set(passed) & set("`'\"; .\\:%\n\x00")
+
+
+def test_a_whole_number_may_be_zero_or_have_a_maximum() -> None:
+    assert require_positive("keep_min", 0, zero_allowed=True) == 0
+    assert require_positive("batch", 9, most=9) == 9
+    with pytest.raises(ConfigurationError, match="keep_min must be a whole number, zero or more, got -1"):
+        require_positive("keep_min", -1, zero_allowed=True)
+    with pytest.raises(ConfigurationError, match="batch must be at most 9, got 10"):
+        require_positive("batch", 10, most=9)
+
+
+@pytest.mark.parametrize("value", [0, 1, "yes", None])
+def test_only_true_and_false_are_a_choice(value: object) -> None:
+    require_bool("recover", False)  # noqa: FBT003 - the value under test
+    with pytest.raises(ConfigurationError, match="recover must be True or False, got "):
+        require_bool("recover", value)
+
+
+@pytest.mark.parametrize("value", [Backoff, None, {}])
+def test_an_object_is_of_its_class_and_not_the_class_itself(value: object) -> None:
+    given = Backoff()
+    assert require_instance("backoff", given, Backoff) is given
+    with pytest.raises(ConfigurationError, match="backoff must be a Backoff, got "):
+        require_instance("backoff", value, Backoff)

@@ -28,7 +28,7 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     ("settings", "options", "told"),
     [
         (RuntimeSettings(), {"grace_s": 1}, "not both"),
-        ({}, {}, "must be RuntimeSettings"),
+        ({}, {}, "must be a RuntimeSettings"),
         (None, {"grace_s": 1, "grase_s": 2}, "no such option of runtime.Consumer: grase_s$"),
     ],
 )

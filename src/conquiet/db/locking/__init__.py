@@ -4,6 +4,7 @@ from typing import Final, assert_never
 
 from conquiet.config import DbConfig
 from conquiet.core.constructor_help import describe_constructors
+from conquiet.core.validation import require_instance
 from conquiet.db.locking.advisory_mysql import MySQLAdvisoryLockBackend
 from conquiet.db.locking.base import LockBackend
 from conquiet.db.locking.composite import CompositeLockBackend
@@ -38,8 +39,7 @@ def make_lock_backend(
         lock_timeout_s: Longest wait for an advisory or table lock; 10 if None. Where the server has whole seconds
             only, a fraction is rounded up. A ``ConfigurationError`` with a strategy that has neither lock.
     """
-    if not isinstance(strategy, LockStrategy):
-        raise ConfigurationError(f"lock_strategy must be a LockStrategy, got a {type(strategy).__name__}")
+    require_instance("lock_strategy", strategy, LockStrategy)
     seconds = _DEFAULT_TIMEOUT_S if lock_timeout_s is None else lock_timeout_s
     match strategy:
         case LockStrategy.NONE:
