@@ -167,8 +167,6 @@ class AsyncSource:
 
     def require_handler(self, handler: Callable[..., Any]) -> None:
         """Raise ``ConfigurationError`` for a plain function."""
-        if not callable(handler):
-            raise ConfigurationError("handler must be a function")
         if not is_coroutine_function(handler):
             kind = "an async_sessionmaker" if self.maker is not None else "an AsyncEngine"
             raise ConfigurationError(
