@@ -221,9 +221,11 @@ class AsyncSource:
             return
         session: AsyncSession = self.maker(bind=connection)
         await work(session)
-        if self._uses_savepoint or session.new or session.dirty or session.deleted:
+        inner = session.sync_session
+        has_listener = inner.dispatch.before_commit or inner.dispatch.after_commit
+        if self._uses_savepoint or has_listener or inner.new or inner.dirty or inner.deleted:
             await session.commit()  # writes what it holds, and commits nothing
-        session.sync_session.close()  # sends nothing
+        inner.close()  # sends nothing
 
     async def in_part(self, connection: "AsyncConnection", work: Work) -> None:
         """See ``SyncSource.in_part``."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
@@ -204,6 +204,30 @@ async def test_a_commit_of_the_connection_is_refused_before_it_is_sent(
 
     assert orders() == (0, 0)
     assert async_engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+
+async def test_a_commit_listener_of_an_orm_session_may_write(
+    engine: Engine, async_engine: AsyncEngine, orders: Callable[[], tuple[int, int]]
+) -> None:
+    """Also where the handler has left nothing to flush."""
+
+    class Audited(Session):
+        """Writes one more order."""
+
+    @event.listens_for(Audited, "before_commit")
+    def audit(session: Session) -> None:
+        session.execute(text("INSERT INTO orders SELECT COALESCE(MAX(id), 0) + 1 FROM orders"))
+
+    async def work(session: AsyncSession) -> None:
+        await session.execute(text("INSERT INTO orders VALUES (3)"))
+
+    audited = async_sessionmaker(async_engine, sync_session_class=Audited)
+    effect_once(
+        sessionmaker(engine, class_=Audited), Inbox(), QueueMessage("orders", "billing", "2-0", {}), lambda _: None
+    )
+    await effect_once_async(audited, Inbox(), MESSAGE, work)
+
+    assert orders() == (3, 2)
 
 
 def test_a_refused_commit_leaves_no_transaction_in_the_pool(
