@@ -166,9 +166,8 @@ class DbSession:
         self._reject_ended(conn)
 
     def _reject_ended(self, conn: Connection) -> None:
-        transaction = self._transaction
-        # After a COMMIT that was refused it is still there, and inactive.
-        if conn.get_transaction() is not transaction or transaction is None or not transaction.is_active:
+        # After a COMMIT that was refused the transaction is still there, and inactive.
+        if conn.get_transaction() is not self._transaction or not conn.in_transaction():
             raise LifecycleError(ENDED)
 
     def _abort(self, conn: Connection, error: BaseException) -> None:
