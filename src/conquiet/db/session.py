@@ -200,9 +200,12 @@ class DbSession:
         if isinstance(error, LifecycleError) and error.__cause__ is not None and error.__cause__ is self._failure:
             return self._failure  # raised by a call after the failure: the caller needs the failure itself
         # Raised by an ORM session or the connection itself.
-        if isinstance(error, DBAPIError) and is_transient(error):
-            return as_write_error(error, OperationInfo("a statement in the session's block"))
-        return None
+        origin = error if self._guard is None else self._guard.origin_of(error)
+        if not isinstance(origin, DBAPIError) or not is_transient(origin):
+            return None
+        failure = as_write_error(origin, OperationInfo("a statement in the session's block"))
+        failure.__cause__ = origin
+        return failure
 
     # ------------------------------------------------------------------ statements
     def execute(self, sql: str | TextClause, params: Params | Sequence[Params] | None = None) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
 from sqlalchemy import event
+from sqlalchemy.exc import SQLAlchemyError
 
 from conquiet.db.errors import ENDS_TRANSACTION, OperationInfo, as_write_error, fault_of
 from conquiet.errors import LifecycleError
@@ -69,6 +70,10 @@ class TransactionGuard:
         if self.failure is not None:
             raise as_write_error(self.failure, _STATEMENT) from self.failure
         self.is_lifted = True
+
+    def origin_of(self, error: BaseException) -> BaseException:
+        """Return the error that has ended the transaction, if this is one of SQLAlchemy that follows from it."""
+        return error if self.failure is None or not isinstance(error, SQLAlchemyError) else self.failure
 
 
 def _guard_of(connection: "Connection | None") -> TransactionGuard | None:
