@@ -21,10 +21,10 @@ def require_deduplicator(inbox: object, once: str = "once", message: str = "msg"
     """Raise ``ConfigurationError`` unless ``inbox`` is an object with ``once(session, msg)``.
 
     Args:
-        inbox: The argument.
+        inbox: The object.
         once: Name of the method.
-        message: What it takes beside the session.
-        hint: What may be passed instead.
+        message: Name of its second argument.
+        hint: Appended to the text of the error.
     """
     if isinstance(inbox, type) or not callable(getattr(inbox, once, None)):
         raise ConfigurationError(f"inbox must be an Inbox(), or another object with {once}(session, {message}){hint}")

@@ -24,7 +24,7 @@ from functools import lru_cache, partial
 from typing import Any, Self
 
 from sqlalchemy import TextClause, text
-from sqlalchemy.engine import Connection, CursorResult, Engine, RootTransaction, RowMapping
+from sqlalchemy.engine import Connection, CursorResult, Engine, RootTransaction
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from conquiet.core.functions import reject_awaitable
@@ -227,7 +227,7 @@ class DbSession:
         rows = self._run(sql, params).mappings().fetchmany(2)
         if len(rows) > 1:
             raise DbWriteError("fetch_one found more than one row; narrow the condition or use fetch_all")
-        return _as_dict(rows[0]) if rows else None
+        return {str(column): value for column, value in rows[0].items()} if rows else None
 
     def fetch_all(self, sql: str | TextClause, params: Params | None = None) -> list[dict[str, Any]]:
         """Return all rows."""
@@ -389,10 +389,6 @@ class DbSession:
             autocommit = raw.isolation_level is None
         if autocommit:
             raise ConfigurationError("DbSession needs transactions, and this engine is in AUTOCOMMIT mode")
-
-
-def _as_dict(row: RowMapping) -> dict[str, Any]:
-    return {str(column): value for column, value in row.items()}
 
 
 @lru_cache(256)

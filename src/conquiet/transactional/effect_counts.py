@@ -21,7 +21,7 @@ _forgotten: "WeakKeyDictionary[object, Counter[tuple[str, str]]]" = WeakKeyDicti
 
 
 def count_effects(unit: UnitOfWork, source: str, outcome: str, n: int) -> None:
-    """Count effects when the transaction of ``unit`` commits, without those that are forgotten until then."""
+    """Count effects when the transaction of ``unit`` commits, except for effects that are forgotten until then."""
     forgotten = _forgotten.setdefault(unit.transaction, Counter())
 
     def step() -> None:
