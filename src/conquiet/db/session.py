@@ -373,7 +373,8 @@ class DbSession:
         is_active = conn.in_transaction()
         try:
             conn.rollback()
-            if not is_active:  # after a COMMIT that failed or was refused, SQLAlchemy has sent nothing
+            # After a COMMIT that failed or was refused, SQLAlchemy has sent nothing.
+            if not is_active and not conn.invalidated:
                 conn.connection.rollback()
         except Exception:  # noqa: BLE001 - the server rolls back when the connection ends
             invalidate(conn)

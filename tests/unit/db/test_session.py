@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError, InvalidRequestError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
@@ -287,6 +287,20 @@ def test_a_commit_of_the_connection_is_not_sent(sqlite: Engine) -> None:
         session.execute("INSERT INTO orders (id, amount) VALUES (1, 1)")
         session.connection.commit()
     assert ids(sqlite) == set()
+
+
+def test_a_lost_connection_is_not_opened_again_for_its_rollback(sqlite: Engine) -> None:
+    """The wait for a server that is gone would delay the error."""
+    sqlite.dispose()
+    opened: list[object] = []
+    event.listen(sqlite, "connect", lambda *_: opened.append(1))
+    with pytest.raises(HandlerError), DbSession(sqlite) as session:  # noqa: PT012 - leaving the block raises
+        conn = session.connection
+        with suppress(LifecycleError):
+            conn.commit()
+        conn.invalidate()
+        raise HandlerError
+    assert opened == [1]
 
 
 def test_a_release_may_use_the_guarded_connection(sqlite: Engine) -> None:
