@@ -81,13 +81,6 @@ def require_instance(name: str, value: object, kind: type[T]) -> T:
     return value
 
 
-def require_instance(name: str, value: object, kind: type[T]) -> T:
-    """Return ``value`` if it is an object of the class ``kind``."""
-    if not isinstance(value, kind):
-        raise ConfigurationError(f"{name} must be {_with_article(kind)}, got {_kind(value)}")
-    return value
-
-
 def require_string_or_none(name: str, value: object) -> None:
     """Raise ``ConfigurationError`` unless ``value`` is a string, which may be empty, or None."""
     if value is not None and not isinstance(value, str):
