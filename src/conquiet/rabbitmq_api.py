@@ -73,13 +73,9 @@ class RabbitApi:
     """
 
     def __init__(self, url: str) -> None:
-        url, options = split_tls_options(url)
         self._parts, self._port = _parse(url)
-        if options and self._parts.scheme != "https":
-            raise ConfigurationError(
-                "files for TLS are for https://, and the URL of RabbitMQ's management API says http://"
-            )
-        self._tls = tls_context(options)
+        _, options = split_tls_options(url)
+        self._tls = tls_context(self._parts.scheme, options)
         self._user = unquote(self._parts.username or "guest")
         login = f"{self._user}:{unquote(self._parts.password or 'guest')}"
         self._authorization = "Basic " + base64.b64encode(login.encode()).decode()
@@ -168,7 +164,7 @@ def _quoted(name: str) -> str:
 
 def _parse(api_url: str) -> tuple[SplitResult, int]:
     """Return the parts and the port. A URL without http:// is rejected: its host would be parsed as a scheme."""
-    with suppress(KeyError, ValueError):
+    with suppress(AttributeError, KeyError, ValueError):  # AttributeError: not a text
         parts = urlsplit(api_url)
         port = parts.port or _PORTS[parts.scheme]
         if parts.scheme in _PORTS and parts.hostname:
@@ -202,14 +198,18 @@ def split_tls_options(url: str) -> tuple[str, dict[str, str]]:
     return urlunsplit(parts._replace(query="&".join(others))), options
 
 
-def tls_context(options: Mapping[str, str]) -> ssl.SSLContext | None:
+def tls_context(scheme: str, options: Mapping[str, str]) -> ssl.SSLContext | None:
     """Return a context with these files; None without options. It verifies certificate and host name.
 
     Raises:
-        ConfigurationError: A file cannot be used. The text names it.
+        ConfigurationError: URLs with this scheme use no TLS, or a file cannot be used. The text names it.
     """
     if not options:
         return None
+    if not scheme.endswith("s"):
+        raise ConfigurationError(
+            f"files for TLS are for {scheme}s://, and the URL of RabbitMQ says {scheme}://: nothing would be encrypted"
+        )
     authorities, certificate, key = (options.get(name) for name in _TLS_OPTIONS)
     if key is not None and certificate is None:
         raise ConfigurationError("the URL of RabbitMQ has a keyfile and no certfile: the key belongs to a certificate")

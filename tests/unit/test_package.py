@@ -39,7 +39,7 @@ from conquiet import (
 )
 from conquiet.core.lifecycle import BlockingLifecycle
 from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError, QueueError
-from conquiet.processor import Emitter, PartitionedEmitter
+from conquiet.processor import Emitter, PartitionedEmitter, PartitionedProcessor
 from conquiet.queue.models import QueueMessage
 from conquiet.redis_transport.client import clone_async
 from conquiet.transactional import ToStream, for_processor, for_rabbit, for_runtime
@@ -318,9 +318,13 @@ def test_a_handler_that_cannot_take_what_it_is_called_with_is_refused(
             lambda _: untyped(Processor(NOBODY, ["orders"]).handler)(nothing),
             "event must be a non-empty string, got a function",
         ),
+        (
+            lambda _: untyped(PartitionedProcessor(NOBODY, "orders").handler)(nothing),
+            "event must be a non-empty string, got a function",
+        ),
         (lambda _: untyped(SyncEmitter(NOBODY, "orders").emit_many)([{"event": "pay"}]), "NewMessage"),
         (lambda _: untyped(Scheduler)(NOBODY, ENTRY), r"put it into \[ \]"),
-        (lambda _: untyped(Scheduler)(NOBODY, [{"name": "ping"}]), "a list of ScheduleEntry, got a dict"),
+        (lambda _: untyped(Scheduler)(NOBODY, [{"name": "ping"}]), "entry must be a ScheduleEntry, got a dict"),
         (lambda _: untyped(QueueConsumer)(NOBODY, {"stream": "orders"}), "must be a QueueConfig"),
         (lambda _: untyped(Inbox)(key="order_id"), "key must be a function"),
         (lambda engine: Outbox().add(engine, "ledger", {}), "must be the session"),

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from conquiet.rabbitmq_api import default_api_url, has_dead_letter_exchange, vhost_of
+from conquiet.errors import ConfigurationError
+from conquiet.rabbitmq_api import RabbitApi, default_api_url, has_dead_letter_exchange, vhost_of
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,12 @@ def test_the_default_api_url_is_on_the_host_of_the_broker(amqp: str, http: str) 
 )
 def test_the_vhost_of_a_cluster_is_that_of_its_first_node(amqp: str, vhost: str) -> None:
     assert vhost_of(amqp) == vhost
+
+
+@pytest.mark.parametrize("url", ["https://[::1?cacertfile=/etc/ca.pem", "host:15671?cacertfile=/etc/ca.pem"])
+def test_a_url_of_the_api_that_cannot_be_read_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="the URL of RabbitMQ's management API cannot be read"):
+        RabbitApi(url)
 
 
 @pytest.mark.parametrize(

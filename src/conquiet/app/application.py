@@ -23,9 +23,10 @@ from conquiet.app.server_wait import wait_for_servers
 from conquiet.app.settings import AppSettings
 from conquiet.core.background import BackgroundWorker
 from conquiet.core.lifecycle import AsyncLifecycle, Health, Status
-from conquiet.core.validation import require_positive, require_seconds, require_text
+from conquiet.core.threads import running_loop
+from conquiet.core.validation import require_instance, require_positive, require_seconds, require_text
 from conquiet.core.worker_pool import current_worker
-from conquiet.errors import ConfigurationError, LifecycleError
+from conquiet.errors import LifecycleError
 
 if TYPE_CHECKING:
     from sqlalchemy import MetaData
@@ -84,9 +85,7 @@ class App(BackgroundWorker, EmittingApp):
         settings: AppSettings | None = None,
     ) -> None:
         self.name = require_text("name", name)
-        settings = AppSettings() if settings is None else settings
-        if not isinstance(settings, AppSettings):
-            raise ConfigurationError("settings must be an AppSettings")
+        settings = AppSettings() if settings is None else require_instance("settings", settings, AppSettings)
         stream = require_text("stream", name if stream is None else stream)
         self.assembly = Assembly(
             settings,
@@ -172,7 +171,7 @@ class App(BackgroundWorker, EmittingApp):
         """
         from conquiet.signals import install_termination_handlers
 
-        if asyncio._get_running_loop() is not None:  # noqa: SLF001 - the public function raises without a loop
+        if running_loop() is not None:
             raise LifecycleError("App.main starts an event loop; inside a running one: await app.run()")
         with install_termination_handlers(self.stop, self.stop) as handlers:
 

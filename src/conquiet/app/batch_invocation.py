@@ -26,9 +26,8 @@ class BatchInvocation(Invocation):
 
     def for_processor_shared_transaction(self) -> Callable[[list[Any]], Any]:
         """Return the batch handler that calls the function for each message, each in its savepoint."""
-        # The shared transaction guards itself, and each call opens its own resources.
-        work = self._work(self._call_one, "for_processor_shared_transaction", guarded=False)
-        return self._for_processor(work, resources=())
+        work = self._work(self._call_one, "for_processor_shared_transaction")
+        return self._for_processor(work, resources=())  # each call opens its own
 
     def _for_processor(
         self, work: Callable[[list[Run]], Any], resources: tuple[type, ...]

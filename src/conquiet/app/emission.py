@@ -53,7 +53,7 @@ class Emission:
         if session is None:
             return await self._assembly.bus.send(message)
         row = self._row(message, session, in_coroutine=True)
-        return await self._assembly.outbox.add_async(session, message.stream, message.data, options.get("key"), **row)
+        return await self._assembly.outbox.add_async(session, message.stream, message.data, **row)
 
     def emit_sync(self, session: Any, event: str, payload: Any, options: AppEmitOptions) -> str:
         """Emit from a plain function; ``session`` is a synchronous one, or None."""
@@ -61,7 +61,7 @@ class Emission:
         if session is None:
             return self._assembly.bus.send_sync(message)
         row = self._row(message, session, in_coroutine=False)
-        return self._assembly.outbox.add(session, message.stream, message.data, options.get("key"), **row)
+        return self._assembly.outbox.add(session, message.stream, message.data, **row)
 
     async def emit_many(self, session: Any, event: str, payloads: Iterable[Any], options: AppEmitOptions) -> list[str]:
         """Emit many messages of one event from a coroutine; ``session`` is an asynchronous one, or None."""
@@ -123,7 +123,7 @@ class Emission:
         return Message(self._assembly.stream_of(event), event, data, {**options, **further})
 
     def _row(self, message: Message, session: Any, *, in_coroutine: bool) -> dict[str, Any]:
-        """Check a message of a transaction, and return event, delay and headers of its row in the outbox."""
+        """Check a message of a transaction, and return the arguments of its row in the outbox."""
         from conquiet.transactional.unit_of_work import is_async
 
         if message.options.get("id") is not None:
@@ -138,10 +138,10 @@ class Emission:
                 else "a plain function cannot await: call 'await app.emit(…, session=session)'"
             )
             raise ConfigurationError(f"the session is a {type(session).__name__}, which {problem}")
-        delay_s, at = message.options.get("delay_s"), message.options.get("at")
-        if at is not None:
-            delay_s = max(0.0, at.timestamp() - self._assembly.clock.time())
-        return {"event": message.event, "delay_s": delay_s, "headers": message.options.get("headers")}
+        row = {name: message.options[name] for name in ("delay_s", "key", "headers") if name in message.options}
+        if (at := message.options.get("at")) is not None:
+            row["delay_s"] = max(0.0, at.timestamp() - self._assembly.clock.time())
+        return {"event": message.event, **row}
 
 
 class Emit:

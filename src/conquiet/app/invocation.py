@@ -235,15 +235,12 @@ class Invocation:
         return False
 
     # ------------------------------------------------------------ for both
-    def _work(
-        self, call: Callable[..., Coroutine[Any, Any, object]], adapter: str, *, guarded: bool = True
-    ) -> Callable[[Any], Any]:
+    def _work(self, call: Callable[..., Coroutine[Any, Any, object]], adapter: str) -> Callable[[Any], Any]:
         """Return a callable that runs ``call``, by an adapter of ``transactional`` if the handler has a session.
 
         Args:
             call: Called with a ``Run`` or several, and with the session.
             adapter: Name of the adapter.
-            guarded: False if the adapter itself keeps a handler from committing.
         """
         function, kind = self._entry_point(call), self._signature.session
         if kind is None:
@@ -251,7 +248,7 @@ class Invocation:
         from conquiet import transactional
 
         if kind is SessionKind.CONNECTION:
-            function = _on_connection(function, guarded=guarded)
+            function = _on_connection(function)
         inbox: str | Deduplicator = self._environment.inbox if self._once else WithoutInbox()
         work: Callable[[Any], Any] = getattr(transactional, adapter)(function, engine=self._source(kind), inbox=inbox)
         return work
@@ -341,20 +338,9 @@ def _rejections() -> tuple[type[Exception], ...]:
     return (Reject,)
 
 
-def _on_connection(function: Callable[..., Any], *, guarded: bool) -> Callable[..., Any]:
+def _on_connection(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function, called with the connection of a ``DbSession``."""
-    from conquiet.transactional.transaction_guard import TransactionGuard
-
-    if not guarded:
-        return lambda what, db: function(what, db.connection)
-
-    def call(what: Any, db: Any) -> object:
-        own = TransactionGuard(db.connection)
-        result = function(what, db.connection)
-        own.allow_commit()
-        return result
-
-    return call
+    return lambda what, db: function(what, db.connection)
 
 
 def like(work: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:

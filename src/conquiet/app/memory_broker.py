@@ -14,6 +14,7 @@ import msgspec
 from conquiet.app.bus import Message, new_message
 from conquiet.core.json_codec import CodecError
 from conquiet.core.signatures import takes_keywords_of
+from conquiet.core.threads import running_loop
 from conquiet.core.validation import require_seconds
 from conquiet.errors import ConfigurationError, LifecycleError
 from conquiet.processor.dead_letter_record import DeadRecord
@@ -148,7 +149,7 @@ class MemoryBroker:
     def wait_for_sync(self, message: Message, timeout_s: float) -> Any:
         """See ``Bus``; for the thread of a handler."""
         assert self.loop is not None  # noqa: S101 - TestApp sets it
-        if _running_loop() is self.loop:
+        if running_loop() is self.loop:
             raise LifecycleError("a coroutine cannot wait in emit_and_wait_sync: call 'await app.emit_and_wait(…)'")
         return asyncio.run_coroutine_threadsafe(self.wait_for(message, timeout_s), self.loop).result()
 
@@ -272,13 +273,6 @@ class MemoryBroker:
         self._due = [item for item in self._due if item[1] not in numbers]
         heapq.heapify(self._due)
         return [item[3] for item in taken]
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def read_fields(fields: Mapping[str, str | bytes], assembly: "Assembly", clock: TestClock) -> "Envelope | DeadRecord":

@@ -146,15 +146,15 @@ class SignatureReader:
         reject_generator_function(f"the {what}", function)
         try:
             hints = get_type_hints(function, include_extras=True)
-        except NameError as error:
+        except (NameError, TypeError) as error:
+            if not hasattr(function, "__annotations__"):
+                raise ConfigurationError(
+                    f"the {what} must be a function, not an object of the class {type(function).__qualname__}: its "
+                    "parameters are read from its annotations. Write a function that calls the object"
+                ) from error
             raise ConfigurationError(
                 f"the {what} has an annotation that cannot be resolved: {error}. Import the type at the top of its "
                 "module, not only under TYPE_CHECKING"
-            ) from error
-        except TypeError as error:
-            raise ConfigurationError(
-                f"the {what} must be a function, not an object of the class {type(function).__qualname__}: its "
-                "parameters are read from its annotations. Write a function that calls the object"
             ) from error
         parameters = tuple(
             self._parameter(parameter, hints)

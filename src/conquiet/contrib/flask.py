@@ -18,8 +18,10 @@ with ``FlaskExtension(app, session=lambda: db.session)``.
 See docs/decisions/0024.
 """
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 from conquiet.core.constructor_help import describe_constructors
 from conquiet.core.extras import require_extra
@@ -28,7 +30,7 @@ from conquiet.errors import ConfigurationError, LifecycleError
 
 require_extra("flask", "flask")
 
-from flask import Flask, g, has_request_context, request  # noqa: E402
+from flask import Flask, Request, has_request_context, request  # noqa: E402
 from werkzeug.exceptions import HTTPException  # noqa: E402
 
 from conquiet.app.application import App  # noqa: E402
@@ -40,9 +42,22 @@ if TYPE_CHECKING:
     from flask import Response
     from sqlalchemy.orm import Session
 
-_FAILED: Final = "conquiet.failed"
-"""Key of the request's environ. Not in ``g``, which the requests of a test may share."""
 _FIRST_ERROR: Final = 400
+
+
+@dataclass(slots=True)
+class _Transaction:
+    """The transaction of one request.
+
+    Attributes:
+        session: Its session, if it was used.
+        has_failed: The view has raised. An error handler may turn that into a response of any status.
+        has_ended: It was committed or rolled back.
+    """
+
+    session: "Session | None" = None
+    has_failed: bool = False
+    has_ended: bool = False
 
 
 class FlaskExtension:
@@ -64,9 +79,8 @@ class FlaskExtension:
             )
         self._app = app
         self._session = session
-        # Each extension has its own: two applications may have different databases.
-        self._key = f"_conquiet_session_{id(self)}"
-        self._ended = f"conquiet.ended.{id(self)}"
+        # By the request itself: requests of a test may share ``g``, and an environ may be passed on.
+        self._transactions: WeakKeyDictionary[Request, _Transaction] = WeakKeyDictionary()
         if flask_app is not None:
             self.init_app(flask_app)
 
@@ -95,11 +109,10 @@ class FlaskExtension:
         if self._session is not None:
             given: Session = self._session()
             return given
-        if self._key not in g:
-            maker = self._app.assembly.database.source_for(SessionKind.SESSION)
-            setattr(g, self._key, maker())
-        found: Session = getattr(g, self._key)
-        return found
+        current = self._current
+        if current.session is None:
+            current.session = self._app.assembly.database.source_for(SessionKind.SESSION)()
+        return current.session
 
     def emit(
         self,
@@ -127,37 +140,46 @@ class FlaskExtension:
             PayloadError: The payload does not fit the event's model. Nothing was written.
         """
         session = self.session
-        if self._session is None and self._ended in request.environ:
+        if self._session is None and self._current.has_ended:
             raise LifecycleError(
                 "the transaction of this request has ended, so the message would be lost: emit it in the view, before "
                 "the response is streamed and before functions of after_request and teardown_request run"
             )
         return self._app.emit_sync(event, payload, session=session, delay_s=delay_s, at=at, key=key, headers=headers)
 
+    @property
+    def _current(self) -> _Transaction:
+        return self._transactions.setdefault(request._get_current_object(), _Transaction())  # type: ignore[attr-defined] # noqa: SLF001 - the object behind the proxy
+
     def _watch_errors(self, flask_app: Flask) -> None:
         """Record exceptions of views: an error handler may turn one into a redirect, which is not an error status."""
         handle = flask_app.handle_user_exception
 
-        def handle_and_record(error: Exception) -> Any:
-            if not isinstance(error, HTTPException):  # such as abort(): its status decides
-                request.environ[_FAILED] = True
-            return handle(error)
+        def handle_and_record(*arguments: Any) -> Any:
+            error = arguments[-1]  # behind the context, since Flask 3.2
+            # An abort() counts by its status, if it has one: abort(redirect(…)) does not.
+            if not isinstance(error, HTTPException) or (error.code or 0) >= _FIRST_ERROR:
+                self._current.has_failed = True
+            return handle(*arguments)
 
         flask_app.handle_user_exception = handle_and_record  # type: ignore[method-assign, assignment] # there is no hook
 
     def _after_request(self, response: "Response") -> "Response":
-        session = g.pop(self._key, None)
-        request.environ[self._ended] = True
-        if session is not None:
-            try:
-                if response.status_code < _FIRST_ERROR and _FAILED not in request.environ:
-                    session.commit()
-            finally:
-                session.close()  # rolls back what was not committed
+        current = self._current
+        current.has_ended = True
+        try:
+            if current.session is not None and response.status_code < _FIRST_ERROR and not current.has_failed:
+                current.session.commit()
+        finally:
+            self._close()
         return response
 
     def _teardown(self, _error: BaseException | None) -> None:
-        session = g.pop(self._key, None)  # left after an exception that Flask re-raises, as in its test mode
+        self._close()  # a session left after an exception that Flask re-raises, as in its test mode
+
+    def _close(self) -> None:
+        """Close the session, which rolls back what was not committed."""
+        session, self._current.session = self._current.session, None
         if session is not None:
             session.close()
 

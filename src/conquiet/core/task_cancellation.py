@@ -1,4 +1,4 @@
-"""Handle cancellations that a library swallows, and cancellations that arrive too late.
+"""Handle cancellations: of workers, swallowed by a library, or too late.
 
 Up to Python 3.11 ``asyncio.wait_for`` returns its result instead of raising when it is cancelled in the iteration of
 the loop in which the awaited call completes, and redis-py sends every command through it. The task then continues as if
@@ -6,9 +6,11 @@ it had not been cancelled. ``Task.cancelling()`` still counts the request, and t
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -44,6 +46,33 @@ def cancel_from_any_thread(task: "asyncio.Task[Any] | None") -> None:
     if task is not None:
         with suppress(RuntimeError):
             task.get_loop().call_soon_threadsafe(task.cancel)
+
+
+async def wait_shielded(worker: asyncio.Task[T], *, stop: Callable[[], None], force: Callable[[], None]) -> T:
+    """Wait for a worker even if the caller's task is cancelled.
+
+    The first cancellation of the caller stops the worker, the second one forces the stop. The cancellation is raised
+    once the worker has ended.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not worker.done():
+        try:
+            await asyncio.shield(worker)
+        except asyncio.CancelledError as error:
+            if worker.done():
+                break
+            # A cancelled read or acknowledgement would leave messages pending: stop the worker, do not cancel it.
+            if cancelled is not None:
+                force()
+            cancelled = error
+            stop()
+        except Exception:  # noqa: BLE001 - raised again below, from the task itself
+            break
+    if cancelled is not None:
+        if not worker.cancelled():
+            worker.exception()  # mark it as retrieved: the caller gets the cancellation
+        raise cancelled
+    return worker.result()
 
 
 def is_ending(owner: "asyncio.Task[Any] | None") -> bool:

@@ -72,6 +72,11 @@ def wait_on_loop(
                 raise too_late() from None
 
 
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread, None if there is none."""
+    return asyncio._get_running_loop()  # noqa: SLF001 - the public function raises without a loop
+
+
 def run_without_loop(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that never suspends, without an event loop, and return its result.
 

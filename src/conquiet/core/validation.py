@@ -56,8 +56,11 @@ def require_seconds(name: str, value: object, *, zero_allowed: bool = False) -> 
     return number
 
 
-def require_text(name: str, value: object) -> str:
-    """Return ``value`` if it is a string of UTF-8 with at least one visible character and no control character."""
+def require_text(name: str, value: object, *, most: int | None = None) -> str:
+    """Return ``value`` if it is a string of UTF-8 with at least one visible character and no control character.
+
+    ``most`` is its maximum number of characters.
+    """
     if not isinstance(value, str):
         raise ConfigurationError(f"{name} must be a non-empty string, got {_kind(value)}")
     if not value.strip():
@@ -66,6 +69,8 @@ def require_text(name: str, value: object) -> str:
         raise ConfigurationError(f"{name} must not contain control characters such as a newline")
     if _SURROGATE.search(value):
         raise ConfigurationError(f"{name} is not valid UTF-8; write it in UTF-8")
+    if most is not None and len(value) > most:
+        raise ConfigurationError(f"{name} must have at most {most} characters, got {len(value)}")
     return value
 
 

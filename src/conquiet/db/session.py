@@ -24,7 +24,7 @@ from functools import lru_cache, partial
 from typing import Any, Self
 
 from sqlalchemy import TextClause, text
-from sqlalchemy.engine import Connection, CursorResult, Engine, RootTransaction, RowMapping
+from sqlalchemy.engine import Connection, CursorResult, Engine, RootTransaction
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from conquiet.core.functions import reject_awaitable
@@ -33,6 +33,7 @@ from conquiet.db.commit_status import (
     TransactionId,
     after_lost_reply,
     current_transaction,
+    record_transaction,
     resolve_commit,
 )
 from conquiet.db.connection_cleanup import clean_up, invalidate
@@ -48,6 +49,7 @@ from conquiet.db.errors import (
 )
 from conquiet.db.failover import is_demotion, renew_pool
 from conquiet.db.session_metrics import OTHER, SESSION, WRITES, WriteCounts, first_keyword
+from conquiet.db.transaction_guard import ENDED, TransactionGuard
 from conquiet.errors import (
     CommitUnknownError,
     ConfigurationError,
@@ -61,11 +63,6 @@ _TRANSACTION = OperationInfo("the session's transaction")
 _STATEMENT = OperationInfo("a statement of the session")
 _TO_SAVEPOINT = re.compile(r"\bTO\b", re.IGNORECASE)
 _PREPARE = re.compile(r"\W*PREPARE\s+TRANSACTION\b", re.IGNORECASE)
-_ENDED = (
-    "the transaction of this DbSession was committed or rolled back by other code (commit() or rollback() of its "
-    "connection, rollback() of an ORM session on it, or COMMIT in a statement), so it is no longer one transaction. "
-    "Leave the end of the transaction to the session: it commits when its block ends and rolls back when that raises"
-)
 
 
 class DbSession:
@@ -90,6 +87,7 @@ class DbSession:
         self._failure: DbWriteError | None = None
         self._connection_unusable = False
         self._transaction: RootTransaction | None = None
+        self._guard: TransactionGuard | None = None
         self._used = False
         self._statement_failure: DbWriteError | None = None
         self.write_counts = WriteCounts()
@@ -134,6 +132,8 @@ class DbSession:
         for check in self._before_commit:
             reject_awaitable("a check of before_commit", check(self))
         self._reject_failed(conn)
+        if self._guard is not None:
+            self._guard.allow_commit()
         transaction = self._identify(conn) if is_postgres(self._engine) else None
         try:
             conn.commit()
@@ -166,8 +166,9 @@ class DbSession:
         self._reject_ended(conn)
 
     def _reject_ended(self, conn: Connection) -> None:
-        if conn.get_transaction() is not self._transaction:
-            raise LifecycleError(_ENDED)
+        # After a COMMIT that was refused the transaction is still there, and inactive.
+        if conn.get_transaction() is not self._transaction or not conn.in_transaction():
+            raise LifecycleError(ENDED)
 
     def _abort(self, conn: Connection, error: BaseException) -> None:
         """ROLLBACK, then close."""
@@ -183,6 +184,8 @@ class DbSession:
         self._life.finish()
         if conn is None:
             return
+        if self._guard is not None:
+            self._guard.is_lifted = True
         try:
             for release in reversed(self._on_close):
                 release(conn)
@@ -197,9 +200,12 @@ class DbSession:
         if isinstance(error, LifecycleError) and error.__cause__ is not None and error.__cause__ is self._failure:
             return self._failure  # raised by a call after the failure: the caller needs the failure itself
         # Raised by an ORM session or the connection itself.
-        if isinstance(error, DBAPIError) and is_transient(error):
-            return as_write_error(error, OperationInfo("a statement in the session's block"))
-        return None
+        origin = error if self._guard is None else self._guard.origin_of(error)
+        if not isinstance(origin, DBAPIError) or not is_transient(origin):
+            return None
+        failure = as_write_error(origin, OperationInfo("a statement in the session's block"))
+        failure.__cause__ = origin
+        return failure
 
     # ------------------------------------------------------------------ statements
     def execute(self, sql: str | TextClause, params: Params | Sequence[Params] | None = None) -> int:
@@ -221,7 +227,7 @@ class DbSession:
         rows = self._run(sql, params).mappings().fetchmany(2)
         if len(rows) > 1:
             raise DbWriteError("fetch_one found more than one row; narrow the condition or use fetch_all")
-        return _as_dict(rows[0]) if rows else None
+        return {str(column): value for column, value in rows[0].items()} if rows else None
 
     def fetch_all(self, sql: str | TextClause, params: Params | None = None) -> list[dict[str, Any]]:
         """Return all rows."""
@@ -289,9 +295,17 @@ class DbSession:
         """The connection, for an ORM session, locks and other statements of the same transaction.
 
         ``Session(bind=session.connection)`` joins the transaction: its ``commit()`` flushes and commits
-        nothing, its ``rollback()`` ends this session, which then refuses to continue. Leave COMMIT to this session.
+        nothing, its ``rollback()`` ends this session, which then refuses to continue. Leave COMMIT to this session:
+        ``commit()`` of the connection is refused. A conflict on the connection ends the session, even if it is caught.
         """
-        return self._connection()
+        conn = self._connection()
+        if self._guard is None:
+            self._guard = TransactionGuard(conn)
+        return conn
+
+    def record_transaction(self, row: Mapping[str, Any]) -> None:
+        """Record the id of the transaction, which a statement has returned: COMMIT then needs no query for it."""
+        record_transaction(self._connection(), row)
 
     def before_commit(self, check: Callable[["DbSession"], None]) -> None:
         """Run ``check(session)`` right before COMMIT, inside the transaction; if it raises, roll back."""
@@ -356,8 +370,12 @@ class DbSession:
         if self._connection_unusable or not isinstance(error, Exception):
             invalidate(conn)
             return
+        is_active = conn.in_transaction()
         try:
             conn.rollback()
+            # After a COMMIT that failed or was refused, SQLAlchemy has sent nothing.
+            if not is_active and not conn.invalidated:
+                conn.connection.rollback()
         except Exception:  # noqa: BLE001 - the server rolls back when the connection ends
             invalidate(conn)
 
@@ -372,10 +390,6 @@ class DbSession:
             autocommit = raw.isolation_level is None
         if autocommit:
             raise ConfigurationError("DbSession needs transactions, and this engine is in AUTOCOMMIT mode")
-
-
-def _as_dict(row: RowMapping) -> dict[str, Any]:
-    return {str(column): value for column, value in row.items()}
 
 
 @lru_cache(256)

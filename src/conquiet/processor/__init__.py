@@ -1,6 +1,6 @@
 """Policy above the engine: retries, delays, dead letters, pauses, job states. An executor of ``runtime``.
 
-    Processor           lifecycle and public interface      processor.py, operator_calls.py
+    Processor           lifecycle and public interface      processor.py, processor_base.py, operator_calls.py
     ProcessorParts      shared by the parts below           parts.py, assembly.py
     Execution           runs one message                    execution.py, handler_runner.py, middleware.py, context.py
     BatchExecution      runs a batch                        batch_execution.py, batch_handler_runner.py

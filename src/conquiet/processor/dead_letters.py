@@ -8,15 +8,15 @@ See docs/decisions/0018.
 """
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from conquiet.core.replay_report import ReplayReport
+from conquiet.core.throttle import Throttle
 from conquiet.core.validation import (
     require_positive,
     require_seconds,
@@ -211,13 +211,12 @@ class DeadLetters:
             on_progress: Called with the report so far after every step.
         """
         require_selection(where, DeadFilter, limit=limit, on_progress=on_progress)
-        if rate_per_s is not None:
-            require_seconds("rate_per_s", rate_per_s)
+        throttle = Throttle(rate_per_s)
         if to is not None:
             require_text("to", to)
-        run = _Replay(
-            self._client, self.keys, dry_run=dry_run, rate_per_s=rate_per_s, group=to, on_progress=on_progress
-        )
+        run = _Replay(self._client, self.keys, dry_run=dry_run, throttle=throttle, group=to, on_progress=on_progress)
+        # Ten steps per second are smooth enough, and each is small enough not to block the server.
+        size = _CHUNK if rate_per_s is None else max(1, int(min(_CHUNK, rate_per_s / 10)))
         chunk: list[DeadMessage] = []
         async for dead in self._all(where):
             if limit is not None and run.taken + len(chunk) >= limit:
@@ -229,7 +228,7 @@ class DeadLetters:
                 run.unreplayable += 1
                 continue
             chunk.append(dead)
-            if len(chunk) == run.chunk_size:
+            if len(chunk) == size:
                 await run.step(chunk)
                 chunk = []
         await run.step(chunk)
@@ -326,25 +325,18 @@ class _Replay:
     client: AsyncClient
     keys: Keys
     dry_run: bool
-    rate_per_s: float | None
+    throttle: Throttle
     group: str | None
     on_progress: Callable[[ReplayReport], None] | None
-    began: float = field(default_factory=time.monotonic)
     taken: int = 0
     gone: int = 0
     unreplayable: int = 0
 
-    @property
-    def chunk_size(self) -> int:
-        # Ten steps per second are smooth enough, and each is small enough not to block the server.
-        return _CHUNK if self.rate_per_s is None else max(1, min(_CHUNK, int(self.rate_per_s / 10)))
-
     async def step(self, chunk: "list[DeadMessage]") -> None:
         if not chunk:
             return
-        if self.rate_per_s is not None and not self.dry_run:
-            due_s = self.began + (self.taken + self.gone) / self.rate_per_s - time.monotonic()
-            await asyncio.sleep(max(0.0, due_s))
+        if not self.dry_run:
+            await asyncio.sleep(self.throttle.reserve(len(chunk)))
         args: list[Arg] = ["1" if self.dry_run else "0"]
         for dead in chunk:
             group = self.group or dead.record.group

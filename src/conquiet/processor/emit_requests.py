@@ -227,10 +227,11 @@ class EmitPlanner:
         )
 
 
-def require_new_message(message: object) -> None:
-    """Raise ``ConfigurationError`` unless ``message`` is a ``NewMessage``."""
+def require_new_message(message: object) -> NewMessage:
+    """Return ``message`` if it is a ``NewMessage``."""
     if not isinstance(message, NewMessage):
         raise ConfigurationError(f"messages must be NewMessage(event, data, ...), got a {type(message).__name__}")
+    return message
 
 
 def reject_due_time(options: Mapping[str, object]) -> None:
@@ -243,10 +244,13 @@ def reject_due_time(options: Mapping[str, object]) -> None:
             )
 
 
+def checked_messages(messages: Iterable[object]) -> list[NewMessage]:
+    """Return the messages as a list. Raise ``ConfigurationError`` unless each is a ``NewMessage``."""
+    return [require_new_message(message) for message in messages]
+
+
 def with_headers(messages: Sequence[NewMessage], headers: Mapping[str, str]) -> list[NewMessage]:
     """Return the messages with these headers added."""
-    for message in messages:
-        require_new_message(message)
     return [replace(message, headers={**(require_headers(message.headers) or {}), **headers}) for message in messages]
 
 

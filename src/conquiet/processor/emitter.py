@@ -21,6 +21,7 @@ from conquiet.processor.emit_requests import (
     Emitted,
     Moment,
     NewMessage,
+    checked_messages,
     new_states,
     parse_reply,
     with_headers,
@@ -108,7 +109,8 @@ class Emitter:
         if tracing.active is None:
             return (await self._emit((message,), stream, wait, debounce))[0]
         name = self._plans.name(stream)
-        with tracing.active.send("redis", name, event=event, message_id=id, headers=headers) as span:
+        carried = tracing.require_headers(headers)
+        with tracing.active.send("redis", name, event=event, message_id=id, headers=carried) as span:
             message = replace(message, headers=span.headers)
             return (await self._emit((message,), stream, wait, debounce))[0]
 
@@ -123,7 +125,7 @@ class Emitter:
         wait = self._settings.replica_wait(replicas)
         if tracing.active is None:
             return await self._emit(messages, stream, wait)
-        batch = list(messages)
+        batch = checked_messages(messages)
         with tracing.active.send("redis", self._plans.name(stream), count=len(batch)) as span:
             return await self._emit(with_headers(batch, span.headers), stream, wait)
 

@@ -153,12 +153,10 @@ def check_new(
     Raises:
         ConfigurationError: Names the invalid argument and the requirement.
     """
-    names: list[tuple[str, object, int]] = [("event", event, MAX_NAME), ("id", message_id, MAX_NAME)]
+    require_text("event", event, most=MAX_NAME)
+    require_text("id", message_id, most=MAX_NAME)
     if key is not None:
-        names.append(("key", key, MAX_KEY))
-    for name, value, most in names:
-        if len(require_text(name, value)) > most:
-            raise ConfigurationError(f"{name} must have at most {most} characters, got {len(str(value))}")
+        require_text("key", key, most=MAX_KEY)
     most_attempts = _LARGEST if limit is None else limit
     if max_attempts is not None and require_positive("max_attempts", max_attempts) > most_attempts:
         raise ConfigurationError(

@@ -24,8 +24,8 @@ from conquiet.core.causation import MessageRef, read_cause
 from conquiet.core.log import FactLogger
 from conquiet.core.micro_batcher import MicroBatcher
 from conquiet.core.redaction import printable
-from conquiet.core.validation import require_positive, require_text
-from conquiet.errors import ConfigurationError, QueueError
+from conquiet.core.validation import require_instance, require_positive
+from conquiet.errors import QueueError
 from conquiet.processor.envelope import Envelope
 from conquiet.processor.failed_attempts import error_type_of
 from conquiet.processor.keys import Keys, keys_of
@@ -279,7 +279,7 @@ class Jobs:
 
     async def get(self, stream: str, job_id: str) -> Job | None:
         """Return one job, or None if it is unknown or has expired."""
-        key = keys_of(stream).job(require_text("job_id", job_id))
+        key = keys_of(stream).job(require_instance("job_id", job_id, str))
         reply = await command(self._client, "HGETALL", key, stream=stream)
         facts = {name.decode(): value.decode() for name, value in as_mapping(reply).items()}
         if not facts:
@@ -302,8 +302,7 @@ class Jobs:
 
     async def list(self, stream: str, state: JobState, *, cursor: int = 0, limit: int = 100) -> JobPage:
         """Return about ``limit`` ids in a state, in no order. A job that stays in the state is on one of the pages."""
-        if not isinstance(state, JobState):
-            raise ConfigurationError("state must be a JobState")
+        require_instance("state", state, JobState)
         require_positive("limit", limit)
         if cursor != 0:
             require_positive("cursor", cursor)

@@ -7,36 +7,31 @@ See docs/decisions/0051.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from conquiet.core.background import BackgroundWorker
-from conquiet.core.identity import stable_consumer_id
-from conquiet.core.lifecycle import AsyncLifecycle, Status
+from conquiet.core.lifecycle import Status
 from conquiet.core.log import FactLogger
 from conquiet.core.signatures import takes_keywords_of
 from conquiet.core.task_cancellation import cancel_from_any_thread, is_ending
-from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError, LifecycleError, QueueError
 from conquiet.processor.context import JobContext
-from conquiet.processor.jobs import JobRecorder
 from conquiet.processor.middleware import Middleware, Next
-from conquiet.processor.operator_calls import EmitCalls
 from conquiet.processor.partition_layout import PartitionLayout
 from conquiet.processor.partition_mover import PartitionMover
 from conquiet.processor.partitioned_emitter import PartitionedEmitter
 from conquiet.processor.partitioned_stream import PartitionedStream
 from conquiet.processor.partitions import partition_name, require_partitions, require_stream_name
+from conquiet.processor.policy import require_event
 from conquiet.processor.processor import Processor
+from conquiet.processor.processor_base import ProcessorBase
 from conquiet.processor.settings import ProcessorSettings
-from conquiet.redis_transport.client import AnyRedis, clone_async
+from conquiet.redis_transport.client import AnyRedis
 from conquiet.redis_transport.errors import RedisError
 from conquiet.runtime.engine_events import Callback
 from conquiet.runtime.health import NOT_STARTED, EngineHealth
 from conquiet.runtime.settings import RuntimeSettings
-from conquiet.runtime.shutdown import wait_shielded
 
 logger = FactLogger(__name__)
 
@@ -46,7 +41,7 @@ _REFRESHES = 2
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class PartitionedProcessor(EmitCalls, BackgroundWorker):
+class PartitionedProcessor(ProcessorBase):
     """Runs a handler per event for one stream with many partitions. The guarantees of ``Processor`` apply.
 
     Order by key holds, even while the number of partitions grows.
@@ -63,7 +58,6 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
         runtime: The engine's settings.
 
     Attributes:
-        name: Name of the worker: its consumer id.
         partitions: Number of partitions that this processor reads.
     """
 
@@ -79,23 +73,17 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
         settings: ProcessorSettings | None = None,
         runtime: RuntimeSettings | None = None,
     ) -> None:
-        self._redis = redis
         self._stream = require_stream_name(stream)
         self._least = require_partitions(partitions)
-        self._concurrency = require_positive("concurrency", concurrency)
-        self._settings = ProcessorSettings() if settings is None else settings
-        self.name = stable_consumer_id() if consumer_id is None else require_text("consumer_id", consumer_id)
+        super().__init__(redis, concurrency=concurrency, group=group, consumer_id=consumer_id, settings=settings)
         self._options: dict[str, Any] = {
             "concurrency": concurrency,
-            "group": require_text("group", group),
-            "consumer_id": self.name,
+            "group": group,
+            "consumer_id": self.consumer_id,
             "settings": self._settings,
             "runtime": runtime,
         }
-        self._client = clone_async(redis)
-        ttl_s = self._settings.job_ttl_s
-        recorder = None if ttl_s is None else JobRecorder(self._client, ttl_s=ttl_s)
-        self._emitter = PartitionedEmitter(self._client, stream, self._settings, jobs=recorder)
+        self._emitter = PartitionedEmitter(self._client, stream, self._settings, jobs=self._recorder)
         self._layout = PartitionLayout(self._client, stream)
         self._setup: list[Callable[[Processor], object]] = []
         self._callbacks: list[tuple[str, Callback]] = []
@@ -103,15 +91,14 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
         self._running: dict[asyncio.Task[Any], Processor] = {}
         self.partitions = 0
         self._has_batches = False
-        self._lifecycle = AsyncLifecycle("this PartitionedProcessor")
         self._ready = asyncio.Event()
         self._work: asyncio.Task[None] | None = None
-        self._closes_at_end = False
 
     @takes_keywords_of(Processor.handler)
     def handler(self, event: str, **options: Any) -> Callable[[F], F]:
         """Register the decorated function for an event. Options as for ``Processor.handler``."""
         self._lifecycle.require_new("handlers")
+        require_event(event)  # checked here, because a bare @processor.handler would never register
         self._has_batches = self._has_batches or options.get("batch") is not None
 
         def register(function: F) -> F:
@@ -146,13 +133,7 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
             QueueError: The server could not be reached, at the start or for too long.
         """
         self._lifecycle.start()
-        living = asyncio.create_task(self._live(), name="conquiet-partitioned")
-        try:
-            await wait_shielded(living, stop=self.end, force=self._force)
-        finally:
-            self._lifecycle.finish()
-        if self._closes_at_end:
-            await self._release()
+        await self._run_shielded(self._live(), force=self._force)
 
     async def _live(self) -> None:
         self._work = asyncio.create_task(self._read_partitions(), name="conquiet-partitions")
@@ -233,30 +214,17 @@ class PartitionedProcessor(EmitCalls, BackgroundWorker):
 
     def end(self) -> None:
         """Stop in order, without counting as a call of ``stop()``: a later ``stop()`` does not force."""
-        self._lifecycle.stop()
-        cancel_from_any_thread(self._work)
+        if self._lifecycle.status is not Status.NEW:
+            self._lifecycle.stop()
+            cancel_from_any_thread(self._work)
 
     def _force(self) -> None:
         for _ in range(2):  # the second call forces
             self.stop()
 
-    async def close(self) -> None:
-        """Stop in order, wait for the end, and close the connections. Called by a handler it only stops.
-
-        A processor that only emits may emit again afterwards.
-        """
-        if self._lifecycle.status is not Status.NEW:
-            self.end()
-        if any(processor.is_own_handler() for processor in self._running.values()):
-            self._closes_at_end = True
-            return
-        await self._lifecycle.wait_ended()
-        await self._release()
-
-    async def _release(self) -> None:
-        with contextlib.suppress(RedisError, OSError, RuntimeError):  # RuntimeError: its event loop is closed
-            await self._client.aclose()
-        self._emitter.leave_loop()
+    def is_own_handler(self) -> bool:
+        """Return True if a handler of this processor is the caller: it cannot wait for the end of the processor."""
+        return any(processor.is_own_handler() for processor in self._running.values())
 
     def _enter(self) -> tuple[Coroutine[Any, Any, None], asyncio.Event]:
         return self.run(), self._ready

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from conquiet.core.threads import run_without_loop
 from conquiet.core.validation import require_text
 from conquiet.errors import ConfigurationError
-from conquiet.processor.emit_requests import Emitted, NewMessage, require_new_message
+from conquiet.processor.emit_requests import Emitted, NewMessage, checked_messages
 from conquiet.processor.emitter import Emitter
 from conquiet.processor.jobs import JobRecorder
 from conquiet.processor.partition_layout import PartitionLayout
@@ -61,7 +61,7 @@ class PartitionedEmitter(Emitter):
         self, messages: Iterable[NewMessage], stream: str | None, wait: ReplicaWait, debounce: str | None = None
     ) -> list[Emitted]:
         _require_none(stream, debounce)
-        routed = RoutedMessages(self._router, self._plans, self._stream, _checked(messages))
+        routed = RoutedMessages(self._router, self._plans, self._stream, checked_messages(messages))
         self._check_loop()
         while routed.waiting:
             layout = self._router.layout
@@ -103,10 +103,3 @@ class SyncPartitionedEmitter(SyncEmitter):
 def _require_none(stream: str | None, debounce: str | None = None) -> None:
     if stream is not None or debounce is not None:
         raise ConfigurationError("a partitioned stream takes neither stream nor debounce. Nothing was sent")
-
-
-def _checked(messages: Iterable[NewMessage]) -> list[NewMessage]:
-    batch = list(messages)
-    for message in batch:
-        require_new_message(message)
-    return batch

@@ -14,7 +14,7 @@ from enum import Enum
 
 from conquiet.core import settlement
 from conquiet.core.backoff import Backoff
-from conquiet.core.validation import require_positive, require_seconds, require_text
+from conquiet.core.validation import require_bool, require_instance, require_positive, require_seconds, require_text
 from conquiet.errors import ConfigurationError, ConquietError
 
 
@@ -97,10 +97,8 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         require_positive("max_attempts", self.max_attempts)
-        if not isinstance(self.yields_turn, bool):
-            raise ConfigurationError("yields_turn must be True or False")
-        if not isinstance(self.backoff, Backoff):
-            raise ConfigurationError("backoff must be a Backoff")
+        require_bool("yields_turn", self.yields_turn)
+        require_instance("backoff", self.backoff, Backoff)
         for name in ("retry_for", "no_retry_for"):
             kinds = getattr(self, name)
             if not isinstance(kinds, tuple) or not all(
@@ -199,9 +197,7 @@ class RateLimit:
 
 def require_count(name: str, value: object) -> int:
     """Return ``value`` if it is a count that a Lua number can hold."""
-    if require_positive(name, value) > LONGEST_MS:
-        raise ConfigurationError(f"{name} must be below 2**52")
-    return require_positive(name, value)
+    return require_positive(name, value, most=LONGEST_MS)
 
 
 def require_event(event: object) -> str:

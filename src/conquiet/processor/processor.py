@@ -1,29 +1,26 @@
 """The processor: one handler per event, on top of the runtime engine. ``execution`` runs the messages."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from conquiet.core.background import BackgroundWorker
+from conquiet.core.background import require_stop_event
 from conquiet.core.batching import batch_settings
 from conquiet.core.functions import reject_generator_function, require_made_for
-from conquiet.core.identity import stable_consumer_id
-from conquiet.core.lifecycle import AsyncLifecycle, Status
+from conquiet.core.lifecycle import Status
 from conquiet.core.redaction import printable
 from conquiet.core.settlement import Settlement
 from conquiet.core.task_cancellation import cancel_from_any_thread, is_ending
-from conquiet.core.validation import require_positive, require_text
+from conquiet.core.validation import require_positive
 from conquiet.errors import ConfigurationError, LifecycleError
 from conquiet.processor.assembly import AssembledProcessor, assemble
 from conquiet.processor.batch_handler_runner import Runners, runner_class
 from conquiet.processor.dead_letters import apply_retention
 from conquiet.processor.delayed import DelayedPromoter, Poll, PollListener
 from conquiet.processor.emitter import Emitter
-from conquiet.processor.jobs import JobRecorder
 from conquiet.processor.keys import Keys, keys_of
 from conquiet.processor.middleware import Middleware
 from conquiet.processor.operator_calls import OperatorCalls
@@ -31,22 +28,22 @@ from conquiet.processor.ordering import OrderOwnerCheck
 from conquiet.processor.parts import ProcessorParts
 from conquiet.processor.pauses import Pauses
 from conquiet.processor.policy import RateLimit, RetryPolicy, require_event
+from conquiet.processor.processor_base import ProcessorBase
 from conquiet.processor.settings import HandlerSettings, ProcessorSettings, engine_settings
-from conquiet.redis_transport.client import AnyRedis, clone_async
-from conquiet.redis_transport.errors import RedisError
+from conquiet.redis_transport.client import AnyRedis
 from conquiet.runtime.engine import Engine
 from conquiet.runtime.engine_events import Callback, EventDispatcher
 from conquiet.runtime.health import NOT_STARTED, NOTHING_DONE, EngineHealth, StopReport
 from conquiet.runtime.message import RuntimeMessage
 from conquiet.runtime.settings import RuntimeSettings, require_streams
-from conquiet.runtime.shutdown import wait_shielded, wait_unless_forced
+from conquiet.runtime.shutdown import wait_unless_forced
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _ENDS = {Status.STOPPING, Status.STOPPED}
 
 
-class Processor(OperatorCalls, BackgroundWorker):
+class Processor(OperatorCalls, ProcessorBase):
     """Runs a handler per event, with retries, delays, dead letters and pauses.
 
     Args:
@@ -72,27 +69,19 @@ class Processor(OperatorCalls, BackgroundWorker):
     ) -> None:
         self._streams = require_streams(streams)
         self._keys = {stream: keys_of(stream) for stream in self._streams}
-        self._concurrency = require_positive("concurrency", concurrency)
-        self._group = require_text("group", group)
-        self._consumer_id = stable_consumer_id() if consumer_id is None else require_text("consumer_id", consumer_id)
-        self._settings = ProcessorSettings() if settings is None else settings
+        super().__init__(redis, concurrency=concurrency, group=group, consumer_id=consumer_id, settings=settings)
         self._runtime = RuntimeSettings() if runtime is None else runtime
-        self._redis, self._client = redis, clone_async(redis)
         self._handlers: dict[str, HandlerSettings] = {}
         self._middlewares: list[Middleware] = []
         self._events = EventDispatcher()
         self._executor: ThreadPoolExecutor | None = None
         self._assembled: AssembledProcessor | None = None
-        ttl_s = self._settings.job_ttl_s
-        self._recorder = None if ttl_s is None else JobRecorder(self._client, ttl_s=ttl_s)
         self._emitter = Emitter(self._client, self._streams[0], self._settings, jobs=self._recorder)
         self._pauses = Pauses(self._client)
         self._engine: Engine | None = None
         self._runners: Runners = {}
         self._paused_streams: frozenset[str] = frozenset()
-        self._lifecycle = AsyncLifecycle("this Processor")
         self._starting: asyncio.Task[None] | None = None
-        self._closes_at_end = False
         self._poll_listeners: list[PollListener] = [OrderOwnerCheck(self._group)]
 
     def set_concurrency(self, concurrency: int) -> None:
@@ -161,9 +150,10 @@ class Processor(OperatorCalls, BackgroundWorker):
         """Process messages and move due ones until ``stop()``; see ``runtime.Consumer.start``.
 
         Raises:
-            ConfigurationError: No handler is registered. Nothing was sent.
+            ConfigurationError: No handler is registered, or ``stop_event`` cannot be used. Nothing was sent.
             MalformedMessageError: The first ``foreign_limit`` entries of a stream are not messages. They stay pending.
         """
+        require_stop_event(stop_event)
         return await self._run(*self._begin(), stop_event)
 
     async def run(self) -> StopReport:
@@ -189,26 +179,9 @@ class Processor(OperatorCalls, BackgroundWorker):
         if self._engine is not None:
             await self._engine.wait_for_active_tasks()
 
-    async def close(self) -> None:
-        """Stop in order, wait for the end, and close the connections. Called by a handler it only stops.
-
-        A processor that only emits may emit again afterwards, also in another event loop.
-        """
-        self.end()
-        if self.is_own_handler():
-            self._closes_at_end = True
-            return
-        await self._lifecycle.wait_ended()
-        await self._release()
-
     def is_own_handler(self) -> bool:
         """Return True if a handler of this processor is the caller: it cannot wait for the end of the processor."""
         return self._engine is not None and self._engine.is_own_handler()
-
-    async def _release(self) -> None:
-        with contextlib.suppress(RedisError, OSError, RuntimeError):  # RuntimeError: its event loop is closed
-            await self._client.aclose()
-        self._emitter.leave_loop()
 
     def _enter(self) -> tuple[Coroutine[Any, Any, StopReport], asyncio.Event]:
         engine, promoter = self._begin()
@@ -220,13 +193,6 @@ class Processor(OperatorCalls, BackgroundWorker):
         status = self._lifecycle.status
         engine = None if self._engine is None else self._engine.status  # NEW while the processor starts
         return Status.STOPPING if status is Status.RUNNING and engine in _ENDS else status
-
-    @property
-    def consumer_id(self) -> str:
-        """Name of this consumer in the group."""
-        return self._consumer_id
-
-    name = consumer_id
 
     @property
     def abandoned(self) -> int:
@@ -244,11 +210,7 @@ class Processor(OperatorCalls, BackgroundWorker):
     async def _run(
         self, engine: Engine, promoter: DelayedPromoter, stop_event: asyncio.Event | None = None
     ) -> StopReport:
-        living = asyncio.create_task(self._live(engine, promoter, stop_event), name="conquiet-processor")
-        try:
-            return await wait_shielded(living, stop=self.end, force=engine.forced.set)
-        finally:
-            self._lifecycle.finish()
+        return await self._run_shielded(self._live(engine, promoter, stop_event), force=engine.forced.set)
 
     async def _live(self, engine: Engine, promoter: DelayedPromoter, stop_event: asyncio.Event | None) -> StopReport:
         try:
@@ -275,8 +237,6 @@ class Processor(OperatorCalls, BackgroundWorker):
         await wait_unless_forced(self._drain(), engine.forced)
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
-        if self._closes_at_end:
-            await self._release()
 
     async def _drain(self) -> None:
         if self._assembled is not None:

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, get_args
 from conquiet.core.backoff import Backoff
 from conquiet.core.batching import BatchSettings
 from conquiet.core.functions import require_arguments, warn_if_pool_is_smaller
-from conquiet.core.validation import require_positive, require_seconds
+from conquiet.core.validation import require_instance, require_positive, require_seconds
 from conquiet.errors import ConfigurationError
 from conquiet.processor.foreign_format import EnvelopeFormat
 from conquiet.processor.policy import RateLimit, RetryPolicy, require_count, require_event
@@ -80,10 +80,8 @@ class ProcessorSettings:
     replicas_timeout_s: float = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.retry, RetryPolicy):
-            raise ConfigurationError("retry must be a RetryPolicy")
-        if not isinstance(self.settle_backoff, Backoff):
-            raise ConfigurationError("settle_backoff must be a Backoff")
+        require_instance("retry", self.retry, RetryPolicy)
+        require_instance("settle_backoff", self.settle_backoff, Backoff)
         require_seconds("dedupe_window_s", self.dedupe_window_s)
         require_positive("chunk_size", self.chunk_size)
         if self.dead_letters_max is not None:
@@ -146,19 +144,18 @@ class HandlerSettings:
         if not callable(self.function):
             raise ConfigurationError("a handler must be callable")
         require_arguments("handler", self.function, "ctx" if self.batch is None else "contexts")
-        if not isinstance(self.retry, RetryPolicy):
-            raise ConfigurationError("retry must be a RetryPolicy")
+        require_instance("retry", self.retry, RetryPolicy)
         if self.timeout_s is not None:
             require_seconds("timeout_s", self.timeout_s)
         if self.concurrency is not None:
             require_positive("concurrency", self.concurrency)
-        if self.rate is not None and not isinstance(self.rate, RateLimit):
-            raise ConfigurationError("rate must be a RateLimit")
-        if self.rate is not None and self.batch is not None:
-            raise ConfigurationError(
-                f"the handler of {self.event!r} has a rate and a batch: a rate counts single starts, and a batch "
-                "starts all its messages at once. Leave one of them out"
-            )
+        if self.rate is not None:
+            require_instance("rate", self.rate, RateLimit)
+            if self.batch is not None:
+                raise ConfigurationError(
+                    f"the handler of {self.event!r} has a rate and a batch: a rate counts single starts, and a batch "
+                    "starts all its messages at once. Leave one of them out"
+                )
 
     def compare_pool(self, concurrency: int) -> None:
         """Log a warning if the handler's connection pool is smaller than the number of concurrent runs."""

@@ -12,10 +12,10 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from conquiet.core.deduplicator import Deduplicator
+from conquiet.core.deduplicator import Deduplicator, require_deduplicator
 from conquiet.core.functions import reject_awaitable, require_arguments, require_plain_function
 from conquiet.core.log import FactLogger
-from conquiet.errors import ConfigurationError, InfrastructureError, MalformedMessageError, QueueError
+from conquiet.errors import InfrastructureError, MalformedMessageError, QueueError
 from conquiet.queue.models import QueueMessage
 from conquiet.queue.outage import Outage
 from conquiet.queue.retention import GrowthWatch, warn_of_growth
@@ -63,10 +63,8 @@ class ConsumerRunner:
 
         require_plain_function("handler", handler)
         require_arguments("handler", handler, self._takes, "session")
-        if inbox is not None and (isinstance(inbox, type) or not callable(getattr(inbox, self._checks_by, None))):
-            raise ConfigurationError(
-                f"inbox must be an Inbox(), or another object with {self._checks_by}(session, {self._takes})"
-            )
+        if inbox is not None:
+            require_deduplicator(inbox, self._checks_by, self._takes)
         if on_malformed is not None:
             require_plain_function("on_malformed", on_malformed)
             require_arguments("on_malformed", on_malformed, "error")

@@ -10,10 +10,10 @@ import pika
 
 from conquiet._version import __version__
 from conquiet.core.redaction import redact_url
-from conquiet.core.validation import require_seconds, require_text
+from conquiet.core.validation import require_instance, require_seconds, require_text
 from conquiet.errors import ConfigurationError
 from conquiet.rabbit.tables import pack_short
-from conquiet.rabbitmq_api import BETWEEN_URLS, split_tls_options, tls_context
+from conquiet.rabbitmq_api import BETWEEN_URLS, split_tls_options, tls_context, vhost_of
 
 _LONGEST_HEARTBEAT_S: Final = 65_535  # the protocol has 16 bits for it
 
@@ -42,8 +42,8 @@ class Address:
         if not self.urls:
             raise ConfigurationError("at least one AMQP URL is needed")
         require_seconds("timeout_s", self.timeout_s)
-        if self.ssl_context is not None and not isinstance(self.ssl_context, ssl.SSLContext):
-            raise ConfigurationError("ssl_context must be an ssl.SSLContext")
+        if self.ssl_context is not None:
+            require_instance("ssl_context", self.ssl_context, ssl.SSLContext)
         for url in self.urls:
             self._parameters(url)
         if self.ssl_context is not None and not any(url.startswith("amqps://") for url in self.urls):
@@ -57,7 +57,7 @@ class Address:
     @property
     def vhost(self) -> str:
         """The virtual host of the first URL."""
-        return str(self._parameters(self.urls[0]).virtual_host)
+        return vhost_of(self.urls[0])
 
     def parameters(self, attempt: int) -> Any:
         """Return pika's parameters for an attempt. Each attempt uses the next node."""
@@ -75,12 +75,10 @@ class Address:
             raise ConfigurationError(f"not an AMQP URL that can be used: {redact_url(url)}") from None
         if tls_options and self.ssl_context is not None:
             raise ConfigurationError("files for TLS are in the AMQP URL and ssl_context is given: give one of them")
-        if tls_options and not url.startswith("amqps://"):
-            raise ConfigurationError(
-                "files for TLS are for amqps:// and the URL says amqp://: nothing would be encrypted"
-            )
-        if url.startswith("amqps://"):
-            context = self.ssl_context or tls_context(tls_options) or ssl.create_default_context()
+        scheme = url.partition(":")[0]
+        context = self.ssl_context or tls_context(scheme, tls_options)
+        if scheme == "amqps":
+            context = context or ssl.create_default_context()
             parameters.ssl_options = pika.SSLOptions(context, urlsplit(url).hostname)
         if self.heartbeat_s is not None:
             parameters.heartbeat = self.heartbeat_s

@@ -206,7 +206,9 @@ class Link:
         )
         self._consumer_tag = tag
         await self.request(
-            lambda channel, done: channel.basic_consume(queue, _never, auto_ack=False, consumer_tag=tag, callback=done)
+            lambda channel, done: channel.basic_consume(
+                queue, no_delivery, auto_ack=False, consumer_tag=tag, callback=done
+            )
         )
 
     async def fetch(self, queue: str) -> Fetched | None:
@@ -382,7 +384,7 @@ class Link:
         self._lose(LossKind.CONSUMER, None)
 
 
-def _never(*_: object) -> None:
+def no_delivery(*_: object) -> None:
     """Do nothing: pika requires this callback, but receives no delivery."""
 
 

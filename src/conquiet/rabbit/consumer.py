@@ -20,6 +20,7 @@ from conquiet.core.background import BackgroundWorker
 from conquiet.core.functions import require_arguments, require_made_for, warn_if_pool_is_smaller
 from conquiet.core.lifecycle import AsyncLifecycle, Health, Status
 from conquiet.core.log import FactLogger
+from conquiet.core.task_cancellation import wait_shielded
 from conquiet.errors import ConfigurationError, RabbitConnectionError, RabbitError
 from conquiet.metrics.outages import OutageWatch
 from conquiet.rabbit.address import Address, as_urls, require_name
@@ -110,14 +111,11 @@ class RabbitConsumer(BackgroundWorker):
         return self._stats.count
 
     @property
-    def name(self) -> str:
+    def consumer_tag(self) -> str:
         """The consumer tag: ``<hostname>.<tag or package name>``."""
         return self._tag
 
-    @property
-    def consumer_tag(self) -> str:
-        """``<hostname>.<tag or package name>``."""
-        return self._tag
+    name = consumer_tag
 
     @property
     def status(self) -> Status:
@@ -160,6 +158,8 @@ class RabbitConsumer(BackgroundWorker):
     async def run(self) -> Counters:
         """Work until stopped, and return the final counters.
 
+        A cancellation counts as a stop, and is raised once the consumer has ended. A second one forces the stop.
+
         Raises:
             QueueMissingError: The queue does not exist.
             RabbitConnectionError: No connection, or it was lost too often.
@@ -170,7 +170,8 @@ class RabbitConsumer(BackgroundWorker):
         if self._life.is_stopping:  # a signal or another thread called stop() before there was a loop to wake
             self._stop_event.set()
         try:
-            await self._work()
+            working = asyncio.create_task(self._work(), name="conquiet-rabbit")
+            await wait_shielded(working, stop=partial(self._request_stop, self._on_stop), force=self._on_forced_stop)
         finally:
             self._ready.set()
             self._life.finish()
@@ -256,13 +257,7 @@ class RabbitConsumer(BackgroundWorker):
             self._failure = self._failure or error
             logger.failure(logging.ERROR, "consumer failed", error, queue=self._queue)
         finally:
-            try:
-                await self._shut_down()
-            except BaseException:  # cancelled again: no task or connection may keep messages unsettled
-                self._dispatcher.abandon()
-                if self._session is not None:
-                    self._session.link.abort()
-                raise
+            await self._shut_down()
 
     async def _connect(self, attempt: int) -> LinkSession:
         """Open a new connection, channel and consumer. Nothing of an earlier link is kept."""

@@ -10,7 +10,7 @@ from conquiet.core import causation
 from conquiet.errors import LifecycleError
 from conquiet.rabbit.death_headers import X_ACQUIRED_COUNT, delivery_count
 from conquiet.rabbit.properties import Properties
-from conquiet.rabbit.settle import DeliveryFacts
+from conquiet.rabbit.settle import FIRST_DELIVERY, DeliveryFacts
 
 if TYPE_CHECKING:
     from conquiet.rabbit.link_session import LinkSession
@@ -68,11 +68,14 @@ class Delivery:
     def facts(self) -> DeliveryFacts:
         """The facts that the settle policy needs.
 
-        The headers are decoded again, because the syncer may have changed the decoded ones.
+        Counts are read from a redelivery only: at a first delivery, a publisher or another queue has written them. The
+        headers are decoded again, because the syncer may have changed the decoded ones.
         """
+        if not self.redelivered:
+            return FIRST_DELIVERY
         headers = Properties(self.raw_properties).headers
         counts_failures = isinstance(headers, dict) and X_ACQUIRED_COUNT in headers
-        return DeliveryFacts(self.redelivered, delivery_count(headers), counts_failures)
+        return DeliveryFacts(redelivered=True, delivery_count=delivery_count(headers), counts_failures=counts_failures)
 
     def __repr__(self) -> str:
         return f"Delivery(tag={self.tag}, redelivered={self.redelivered})"

@@ -130,11 +130,6 @@ class Dispatcher:
         """Return whether the syncer is calling: it cannot wait for its own end."""
         return self._workers.owns_current_task()
 
-    def abandon(self) -> None:
-        """End all workers without waiting. Deliveries in the syncer count as abandoned, waiting ones do not."""
-        self.collect_unstarted()
-        self._stats.add(DeliveryOutcome.ABANDONED, self._workers.abandon())
-
     def end_grace_period(self) -> None:
         """End the wait of :meth:`drain`."""
         self._grace_s = 0.0

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from conquiet.core.log import FactLogger
-from conquiet.errors import ConquietError, LifecycleError, UncaughtError
+from conquiet.core.threads import running_loop
+from conquiet.errors import ConquietError, FatalSyncerError, LifecycleError, UncaughtError
 from conquiet.rabbit.consumer import RabbitConsumer
 from conquiet.rabbit.counters import Counters
 from conquiet.rabbit.settings import RabbitSettings, seed_defaults, takes_settings
@@ -64,7 +65,8 @@ def run_process(url: str | Sequence[str], queue: str, syncer: Syncer, **options:
         consumer.on("connected", connections.append)
         count = _work(consumer)
     except ConquietError as error:
-        has_begun = bool(connections) or isinstance(error, UncaughtError)
+        # The first message may break the contract before the connection is announced.
+        has_begun = bool(connections) or isinstance(error, FatalSyncerError | UncaughtError)
         code = _FAILED if has_begun else _NEVER_CONSUMED
         logger.failure(logging.CRITICAL, "the process ends with exit code %(exit_code)s", error, exit_code=code)
         return code
@@ -72,7 +74,7 @@ def run_process(url: str | Sequence[str], queue: str, syncer: Syncer, **options:
 
 
 def _reject_inside_loop(name: str) -> None:
-    if asyncio._get_running_loop() is not None:  # noqa: SLF001 - the public function raises without a loop
+    if running_loop() is not None:
         raise LifecycleError(f"{name} starts an event loop; inside a running one: await RabbitConsumer(...).run()")
 
 

@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from conquiet.core.log import FactLogger
-from conquiet.rabbit.connection import Link
+from conquiet.rabbit.connection import Link, no_delivery
 from conquiet.rabbit.settle import SettlePolicy
 
 logger = FactLogger(__name__)
@@ -47,7 +47,7 @@ _MAX_QUESTIONS: Final = 7  # the flags, then the arguments the broker compares f
 async def queue_type(link: Link, queue: str) -> str | None:
     """Return ``classic`` or ``quorum``; None if the text of the refusal is not recognised."""
     refusal = await link.channel_close_reason(
-        lambda channel, done: channel.basic_consume(queue, _ignore, arguments=_FOR_STREAMS_ALONE, callback=done)
+        lambda channel, done: channel.basic_consume(queue, no_delivery, arguments=_FOR_STREAMS_ALONE, callback=done)
     )
     found = _TYPE.search(refusal)
     return None if found is None else found[1]
@@ -127,7 +127,3 @@ async def _queue_exists(link: Link, queue: str) -> bool:
     return not await link.channel_close_reason(
         lambda channel, done: channel.queue_declare(queue, passive=True, callback=done)
     )
-
-
-def _ignore(*_: object) -> None:
-    """Do nothing: the consumer is always refused."""

@@ -8,13 +8,14 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, get_arg
 from conquiet.core.backoff import Backoff
 from conquiet.core.batching import BatchSettings, batch_settings
 from conquiet.core.signatures import takes_keywords_of
-from conquiet.core.validation import require_positive, require_seconds, require_text
+from conquiet.core.validation import require_bool, require_instance, require_positive, require_seconds, require_text
 from conquiet.errors import ConfigurationError
 from conquiet.rabbit.decode import DEFAULT_MAX_BYTES
 from conquiet.rabbit.message_schemas import SchemaRegistry
 from conquiet.rabbit.proca.keystore import KeyStore
 from conquiet.rabbit.settle import OnExhausted, PolicyName, SettlePolicy
 from conquiet.rabbit.syncer import Syncer
+from conquiet.rabbitmq_api import RabbitApi
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -109,8 +110,7 @@ class RabbitSettings:
                 f"prefetch is {self.prefetch} and batch is {gathered.size}: the broker would never send a whole batch. "
                 "Leave prefetch out, or give at least the size of a batch"
             )
-        if self.window > PREFETCH_LIMIT:
-            raise ConfigurationError(f"prefetch must be at most {PREFETCH_LIMIT}, got {self.window}")
+        require_positive("prefetch", self.window, most=PREFETCH_LIMIT)
         self._check_choices()
         self._check_objects()
 
@@ -119,15 +119,14 @@ class RabbitSettings:
         _require_choice("exhausted", self.exhausted, get_args(OnExhausted))
         _require_choice("without_dead_letters", self.without_dead_letters, get_args(WithoutDeadLetters))
         for name in ("poison_guard", "require_dead_letter", "log_tracebacks"):
-            _require_choice(name, getattr(self, name), (True, False))
+            require_bool(name, getattr(self, name))
         _require_choice("dead_letter", self.dead_letter, (True, False, None))
 
     def _check_objects(self) -> None:
         if not isinstance(self.schemas, SchemaRegistry | None):
             raise ConfigurationError("schemas must be a SchemaRegistry, or None to accept any JSON object")
         for name in ("reconnect", "outage"):
-            if not isinstance(getattr(self, name), Backoff):
-                raise ConfigurationError(f"{name} must be a Backoff")
+            require_instance(name, getattr(self, name), Backoff)
         if self.key_store is not None and not callable(getattr(self.key_store, "private_key", None)):
             raise ConfigurationError("key_store must have a method private_key(public); see FileKeyStore")
         if self.key_store is not None and self.schemas is None:
@@ -136,7 +135,7 @@ class RabbitSettings:
                 "because without it any JSON object is accepted as it is"
             )
         if self.management_url is not None:
-            _require_http(self.management_url)
+            RabbitApi(self.management_url)  # raises if it cannot be used
         if self.require_dead_letter and self.dead_letter is None and self.management_url is None:
             raise ConfigurationError(
                 "require_dead_letter needs a way to know: pass management_url, or dead_letter=True if you are sure"
@@ -189,8 +188,3 @@ def _require_choice(name: str, value: object, choices: tuple[object, ...]) -> No
     # The type is compared too: 1 == True, and "poison_guard=1" is a mistake.
     if not any(value == choice and type(value) is type(choice) for choice in choices):
         raise ConfigurationError(f"{name} must be one of {', '.join(map(repr, choices))}")
-
-
-def _require_http(url: object) -> None:
-    if not isinstance(url, str) or not url.startswith(("http://", "https://")):  # not quoted: it may hold a password
-        raise ConfigurationError("management_url must be a URL that starts with http:// or https://")

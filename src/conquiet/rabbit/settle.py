@@ -69,10 +69,13 @@ class DeliveryFacts:
     def attempt(self) -> int | None:
         """Number of this attempt; None if it is a redelivery and the queue does not count them."""
         if not self.redelivered:
-            return 1  # a publisher or another queue has written the count
+            return 1
         if not self.delivery_count and not self.counts_failures:
             return None
         return (self.delivery_count or 0) + 1
+
+
+FIRST_DELIVERY: Final = DeliveryFacts(redelivered=False)
 
 
 @dataclass(frozen=True, slots=True)

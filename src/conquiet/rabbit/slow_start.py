@@ -34,7 +34,7 @@ NARROW: Final = "+"
 
 def is_suspect(delivery: Delivery) -> bool:
     """Return whether the message was redelivered more often than an ordinary restart explains."""
-    return delivery.redelivered and (delivery.facts.delivery_count or 0) >= _SUSPECT_FROM
+    return (delivery.facts.delivery_count or 0) >= _SUSPECT_FROM
 
 
 class SlowStart:

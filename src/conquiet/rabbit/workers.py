@@ -79,20 +79,14 @@ class SyncerWorkers(ABC):
     async def drained(self) -> None:
         """Wait until no message is running."""
 
-    def abandon(self) -> int:
-        """End all workers without waiting. Return the number of messages in the syncer; 0 at a second call."""
-        if self._closing:
-            return 0
-        self._closing = True
-        return self._abort()
-
     @abstractmethod
     def _abort(self) -> int:
         """End all workers without waiting. Return the number of messages in the syncer."""
 
     async def close(self) -> int:
         """End all workers and return the number of abandoned messages."""
-        return self.abandon()
+        self._closing = True
+        return self._abort()
 
     def _prepared(self, delivery: Delivery) -> Ready | RunResult:
         """Return the message for the syncer, or the report of a message that does not reach it."""
@@ -125,7 +119,7 @@ class PoolWorkers(SyncerWorkers, Generic[T]):
 
     async def close(self) -> int:
         """See :class:`SyncerWorkers`."""
-        abandoned = self.abandon()
+        abandoned = await super().close()
         await self._pool.close(timeout_s=1.0)
         return abandoned
 

@@ -28,6 +28,7 @@ from conquiet.core.identity import stable_consumer_id
 from conquiet.core.lifecycle import AsyncLifecycle, Status
 from conquiet.core.log import FactLogger
 from conquiet.core.settlement import Settlement
+from conquiet.core.task_cancellation import wait_shielded
 from conquiet.core.validation import require_positive, require_text
 from conquiet.errors import ConfigurationError, QueueError
 from conquiet.metrics.outages import OutageWatch, is_reported
@@ -45,7 +46,7 @@ from conquiet.runtime.message import RuntimeMessage
 from conquiet.runtime.parts import EngineParts
 from conquiet.runtime.settings import RuntimeSettings
 from conquiet.runtime.shard import Shard
-from conquiet.runtime.shutdown import Shutdown, wait_shielded
+from conquiet.runtime.shutdown import Shutdown
 
 logger = FactLogger(__name__)
 

@@ -14,9 +14,9 @@ See docs/decisions/0014.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 from conquiet.core.log import FactLogger
 from conquiet.runtime.assembly import AssembledEngine
@@ -25,8 +25,6 @@ from conquiet.runtime.message import HandlerState, RuntimeMessage
 from conquiet.runtime.parts import EngineParts
 
 logger = FactLogger(__name__)
-
-T = TypeVar("T")
 
 _CANCELLED_S = 5.0
 """Timeout for cancelled handlers and queued callbacks to end."""
@@ -129,33 +127,6 @@ async def wait_unless_forced(waiting: Coroutine[Any, Any, None], forced: asyncio
         await asyncio.gather(task, watcher, return_exceptions=True)
     if not task.cancelled():
         task.result()
-
-
-async def wait_shielded(engine: asyncio.Task[T], *, stop: Callable[[], None], force: Callable[[], None]) -> T:
-    """Wait for the engine even if the caller's task is cancelled.
-
-    The first cancellation of the caller stops the engine, the second one forces the stop. The cancellation is raised
-    once the engine has ended.
-    """
-    cancelled: asyncio.CancelledError | None = None
-    while not engine.done():
-        try:
-            await asyncio.shield(engine)
-        except asyncio.CancelledError as error:
-            if engine.done():
-                break
-            # A cancelled read would leave entries pending: stop the engine, do not cancel it.
-            if cancelled is not None:
-                force()
-            cancelled = error
-            stop()
-        except Exception:  # noqa: BLE001 - raised again below, from the task itself
-            break
-    if cancelled is not None:
-        if not engine.cancelled():
-            engine.exception()  # mark it as retrieved: the caller gets the cancellation
-        raise cancelled
-    return engine.result()
 
 
 def _log(report: StopReport, still_running: int) -> None:

@@ -147,11 +147,8 @@ class ScheduleEntry:
     jitter_s: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        for setting in ("name", "event", "stream"):
-            require_text(setting, getattr(self, setting))
-        for setting, longest in (("name", _LONGEST_NAME), ("event", _LONGEST_EVENT)):
-            if len(getattr(self, setting)) > longest:
-                raise ConfigurationError(f"{setting} must have at most {longest} characters")
+        require_text("name", self.name, most=_LONGEST_NAME)
+        require_text("event", self.event, most=_LONGEST_EVENT)
         keys_of(self.stream)
         if not isinstance(self.when, Cron | Every | Once):
             raise ConfigurationError("when must be a Cron, an Every or a Once")
@@ -159,8 +156,7 @@ class ScheduleEntry:
         object.__setattr__(self, "data", _as_sent(self.data))
         if self.catch_up not in get_args(CatchUp):
             raise ConfigurationError('catch_up must be "skip", "one" or "all"')
-        if require_positive("catch_up_limit", self.catch_up_limit) > FIRE_LIMIT:
-            raise ConfigurationError(f"catch_up_limit must be at most {FIRE_LIMIT}, got {self.catch_up_limit}")
+        require_positive("catch_up_limit", self.catch_up_limit, most=FIRE_LIMIT)
         for setting in ("misfire_grace_s", "jitter_s"):
             if require_seconds(setting, getattr(self, setting), zero_allowed=True) > _LONGEST_JITTER_S:
                 raise ConfigurationError(f"{setting} must be at most an hour")

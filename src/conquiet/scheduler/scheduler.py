@@ -19,7 +19,7 @@ from conquiet.core.clock import SYSTEM_CLOCK, Clock
 from conquiet.core.lifecycle import AsyncLifecycle, Health
 from conquiet.core.log import FactLogger
 from conquiet.core.task_cancellation import cancel_from_any_thread, is_ending
-from conquiet.core.validation import require_seconds
+from conquiet.core.validation import require_instance, require_seconds
 from conquiet.errors import ConfigurationError, QueueError
 from conquiet.metrics.outages import OutageWatch
 from conquiet.metrics.registry import SCHEDULER_ERRORS_TOTAL
@@ -96,8 +96,7 @@ class Scheduler(BackgroundWorker, Schedules):
         Raises:
             ConfigurationError: Another entry of that name is declared already.
         """
-        if not isinstance(entry, ScheduleEntry):
-            raise ConfigurationError(f"entries must be a list of ScheduleEntry, got a {type(entry).__name__} in it")
+        require_instance("entry", entry, ScheduleEntry)
         if self._declared.setdefault(entry.name, entry) != entry:
             raise ConfigurationError(f"two different entries are declared under the name {entry.name!r}")
 

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
-from types import TracebackType
 from typing import Self
 
 from conquiet.core.redaction import printable
-from conquiet.core.validation import require_positive, require_text
+from conquiet.core.validation import require_instance, require_positive, require_text
 from conquiet.errors import ConfigurationError
 from conquiet.redis_transport.client import AnyRedis, clone_async
 from conquiet.scheduler.entries import Once, Origin, ScheduleEntry, from_ms
@@ -72,9 +71,7 @@ class Schedules:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -91,8 +88,7 @@ class Schedules:
         Raises:
             ConfigurationError: Another entry has that name, or code declares it.
         """
-        if not isinstance(entry, ScheduleEntry):
-            raise ConfigurationError(f"entry must be a ScheduleEntry, got a {type(entry).__name__}")
+        require_instance("entry", entry, ScheduleEntry)
         # Names are compared across streams without a lock: two hosts that add one name on two streams at the
         # same moment both succeed. Their fires then share ids, and code that dedupes by id drops one of them.
         for record in (await self._records(entry.name))[1]:

@@ -38,13 +38,13 @@ from conquiet.db.dialects import is_postgres
 from conquiet.db.engine_pool import separate_engine
 from conquiet.db.errors import OperationInfo, as_write_error, is_transient
 from conquiet.db.failover import is_demotion
+from conquiet.db.transaction_guard import ENDED, TransactionGuard
 from conquiet.errors import (
     CommitUnknownError,
     ConfigurationError,
     DatabaseUnavailableError,
     LifecycleError,
 )
-from conquiet.transactional.transaction_guard import ENDED, TransactionGuard
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import RootTransaction
@@ -101,12 +101,13 @@ class AsyncTransaction:
         return connection
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        connection = self._connection
-        assert connection is not None  # noqa: S101 - entered
+        connection, guard = self._connection, self._guard
+        assert connection is not None and guard is not None  # noqa: S101, PT018 - entered
         if error is not None:
             await self._give_up(connection, error)
-            if isinstance(error, DBAPIError) and is_transient(error):
-                raise as_write_error(error, _STATEMENT) from error
+            origin = guard.origin_of(error)
+            if isinstance(origin, DBAPIError) and is_transient(origin):
+                raise as_write_error(origin, _STATEMENT) from origin
             return
         try:
             await self._commit(connection)

@@ -59,7 +59,7 @@ class Batches:
         """
         in_work = False
         try:
-            async with self._source.batch(self.inbox, msgs, check, in_parts=False) as (session, first_time):
+            async with self._source.batch(self.inbox, msgs, check) as (session, first_time):
                 new = _positions(first_time)
                 if new:
                     in_work = True
@@ -110,7 +110,7 @@ class Batches:
     ) -> AsyncIterator[tuple[Any, list[int], dict[int, Outcome]]]:
         """Record all messages; yield the new positions, and the outcomes to fill in. Failed messages are forgotten."""
         outcomes: dict[int, Outcome] = dict.fromkeys(range(len(msgs)))
-        async with self._source.batch(self.inbox, msgs, check, in_parts=True) as (session, first_time):
+        async with self._source.batch(self.inbox, msgs, check) as (session, first_time):
             yield session, _positions(first_time), outcomes
             if failed := [msgs[position] for position, outcome in outcomes.items() if outcome is not None]:
                 await self._source.in_unit(session, lambda unit: self.inbox.rows.forget(unit, failed))

@@ -16,39 +16,36 @@ from conquiet.metrics.registry import INBOX_MESSAGES_TOTAL
 from conquiet.metrics.safety import count
 from conquiet.transactional.unit_of_work import UnitOfWork
 
-_AT_COMMIT = frozenset({"first", "reused_id"})
-
-# Forgotten messages of the batch of a transaction, by source.
-_forgotten: "WeakKeyDictionary[object, Counter[str]]" = WeakKeyDictionary()
+# Effects that each transaction has rolled back to a savepoint, by source and outcome: not counted at COMMIT.
+_forgotten: "WeakKeyDictionary[object, Counter[tuple[str, str]]]" = WeakKeyDictionary()
 
 
-def count_effect(unit: UnitOfWork, source: str, outcome: str, *, n: int = 1) -> None:
-    """Count a decision of the inbox; an effect when the transaction of ``unit`` commits."""
-    if outcome in _AT_COMMIT and n:
-        unit.after_commit(partial(count, INBOX_MESSAGES_TOTAL, source, outcome, n=n))
-    else:
-        count(INBOX_MESSAGES_TOTAL, source, outcome, n=n)
-
-
-def count_batch(unit: UnitOfWork, source: str, n: int) -> None:
-    """Count the new messages of a batch when its transaction commits, without the forgotten ones."""
+def count_effects(unit: UnitOfWork, source: str, outcome: str, n: int) -> None:
+    """Count effects when the transaction of ``unit`` commits, except for effects that are forgotten until then."""
     forgotten = _forgotten.setdefault(unit.transaction, Counter())
 
     def step() -> None:
-        kept = max(0, n - forgotten.pop(source, 0))
-        count(INBOX_MESSAGES_TOTAL, source, "first", n=kept)
+        less = min(n, forgotten[source, outcome])
+        forgotten[source, outcome] -= less
+        count(INBOX_MESSAGES_TOTAL, source, outcome, n=n - less)
 
     unit.after_commit(step)
 
 
-def forget_effect(unit: UnitOfWork, source: str) -> None:
-    """Do not count a message of a batch: its effect was rolled back to a savepoint."""
+def forget_effect(unit: UnitOfWork, source: str, outcome: str) -> None:
+    """Do not count an effect of ``count_effects``: it was rolled back to a savepoint."""
     forgotten = _forgotten.get(unit.transaction)
     if forgotten is not None:
-        forgotten[source] += 1
+        forgotten[source, outcome] += 1
 
 
 def count_single_effect(unit: UnitOfWork, source: str, outcome: str) -> None:
-    """Count the effect of a message in its own transaction, and record it in its span."""
-    count_effect(unit, source, outcome)
+    """Count the decision about one message, an effect when the transaction commits, and record it in its span."""
+    match outcome:
+        case "first":  # nearly always, and in a transaction of one message nothing is forgotten
+            unit.after_commit(partial(count, INBOX_MESSAGES_TOTAL, source, outcome))
+        case "reused_id":
+            count_effects(unit, source, outcome, 1)
+        case _:
+            count(INBOX_MESSAGES_TOTAL, source, outcome)
     tracing.note("inbox.outcome", outcome)

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from conquiet.core.deduplicator import Deduplicator
+from conquiet.core.deduplicator import Deduplicator, require_deduplicator
 from conquiet.core.functions import (
     mark_made_for,
     mark_pool_capacity,
@@ -297,10 +297,10 @@ class _RollBackError(Exception):
 def checked_source(handler: Callable[..., Any], engine: object, *arguments: str) -> SyncSource | AsyncSource:
     """Return the source of sessions for a handler; raise if the handler does not fit it."""
     source = source_of(engine)
+    if not callable(handler):
+        raise ConfigurationError("handler must be a function")
     reject_generator_function("handler", handler)
     source.require_handler(handler)
-    if isinstance(source, SyncSource):
-        require_plain_function("handler", handler)
     require_arguments("handler", handler, *arguments)
     return source
 
@@ -309,10 +309,7 @@ def inbox_of(inbox: str | Deduplicator, key: KeyFunction | None) -> Deduplicator
     """Return the inbox for an argument ``inbox``."""
     if isinstance(inbox, str):
         return Inbox(inbox, key=key)
-    if isinstance(inbox, type) or not callable(getattr(inbox, "once", None)):
-        raise ConfigurationError(
-            "inbox must be an Inbox(), another object with once(session, msg), or the name of the inbox table"
-        )
+    require_deduplicator(inbox, hint=", or the name of the inbox table")
     if key is not None:
         raise ConfigurationError("give the key function to the Inbox, or the name of its table beside it: not both")
     return inbox

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from conquiet.db.errors import is_duplicate
 from conquiet.errors import ConflictError, DbWriteError
+from conquiet.metrics.registry import INBOX_MESSAGES_TOTAL
+from conquiet.metrics.safety import count
 from conquiet.transactional.batch_sql import BatchStatements, batch_statements, bind_rows
-from conquiet.transactional.effect_counts import count_batch, count_effect
+from conquiet.transactional.effect_counts import count_effects
 from conquiet.transactional.inbox_keys import InboxKey
 from conquiet.transactional.payload_digest import is_same
 from conquiet.transactional.schema import if_missing
@@ -62,8 +64,8 @@ def record_many(inbox: "InboxRows", unit: UnitOfWork, entries: Sequence[InboxEnt
     if entries:
         source = entries[0].key.source
         if counts["first"]:
-            count_batch(unit, source, counts["first"])
-        count_effect(unit, source, "duplicate", n=counts["duplicate"])
+            count_effects(unit, source, "first", counts["first"])
+        count(INBOX_MESSAGES_TOTAL, source, "duplicate", n=counts["duplicate"])
     return first_time
 
 
@@ -80,19 +82,20 @@ def _decided(
     """
     first_time: list[bool] = []
     counts = {"first": 0, "duplicate": 0}
-    seen: set[InboxKey] = set()
+    seen: dict[InboxKey, set[bytes | None]] = {}
     for key, digest in entries:
-        there = (known[key],) if key in seen else existing.get(key)
-        seen.add(key)
+        digests = seen.setdefault(key, set())
+        there = (known[key],) if digests else existing.get(key)
         if there is None:
             counts["first"] += 1
             first_time.append(True)
-        elif digest is None or is_same(there[0], digest):
+        elif digest is None or digest in digests or is_same(there[0], digest):
             counts["duplicate"] += 1
             first_time.append(False)
         else:
             # Another message had this id before: rare, a clock was set back.
             first_time.append(inbox.record(unit, key, digest))
+        digests.add(digest)
     return first_time, counts
 
 

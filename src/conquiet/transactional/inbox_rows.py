@@ -77,12 +77,11 @@ class InboxRows:
         for msg in msgs:
             key, digest = self.entry_of(msg)
             is_free = self._delete_written(unit, written, key, digest)
-            if is_free:
-                forget_effect(unit, key.source)
-            if digest is not None:
-                self._delete_written(unit, written, key_of_other(key, digest), digest)
-                if is_free:
-                    self._take_free_key(unit, written, key)
+            reused = digest is not None and self._delete_written(unit, written, key_of_other(key, digest), digest)
+            if is_free or reused:
+                forget_effect(unit, key.source, "reused_id" if reused else "first")
+            if is_free and digest is not None:
+                self._take_free_key(unit, written, key)
 
     def _delete_written(
         self, unit: UnitOfWork, written: dict[InboxKey, bytes | None], row: InboxKey, digest: bytes | None

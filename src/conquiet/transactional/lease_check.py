@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from conquiet.core import tracing
-from conquiet.core.deduplicator import Deduplicator
+from conquiet.core.deduplicator import Deduplicator, require_deduplicator
 from conquiet.core.functions import reject_awaitable, require_plain_function
 from conquiet.core.log import FactLogger
 from conquiet.db.session import DbSession
@@ -36,8 +36,8 @@ class LeaseCheck:
 
     def __init__(self, is_owner: Callable[[Any], bool], inbox: Deduplicator | None = None) -> None:
         require_plain_function("is_owner", is_owner)
-        if inbox is not None and (isinstance(inbox, type) or not callable(getattr(inbox, "once", None))):
-            raise ConfigurationError("inbox must be an Inbox(), or another object with once(session, msg)")
+        if inbox is not None:
+            require_deduplicator(inbox)
         self._is_owner = is_owner
         self._inbox = inbox
 

@@ -325,9 +325,10 @@ def _require_tables(inbox: object, outbox: object) -> None:
     if inbox is None and outbox is None:
         raise ConfigurationError("a Purger needs an inbox or an outbox")
     # An outbox given as the inbox would lose its parked messages at the age of inbox rows.
-    for name, table, kind in (("inbox", inbox, Inbox), ("outbox", outbox, Outbox)):
-        if table is not None and not isinstance(table, kind):
-            raise ConfigurationError(f"{name} must be an {kind.__name__}, for example {kind.__name__}('the_table')")
+    if inbox is not None:
+        require_instance("inbox", inbox, Inbox)
+    if outbox is not None:
+        require_instance("outbox", outbox, Outbox)
 
 
 def delete_old_rows(

@@ -29,7 +29,7 @@ from conquiet.db.dialects import require_supported
 from conquiet.db.engine_pool import database_address
 from conquiet.db.session import DbSession
 from conquiet.db.statement_abort import AbortableEngine
-from conquiet.errors import ConfigurationError, DbWriteError, InfrastructureError
+from conquiet.errors import DbWriteError, InfrastructureError
 from conquiet.metrics.outages import OutageWatch
 from conquiet.metrics.registry import (
     OUTBOX_DELIVERY_SECONDS,
@@ -153,8 +153,7 @@ class OutboxRelay(ClosedAfterUse):
         self._failure = ""
         self._outage = OutageWatch("the database", "the outbox is not read and nothing of it is published")
         outbox = Outbox() if outbox is None else outbox
-        if not isinstance(outbox, Outbox):
-            raise ConfigurationError("outbox must be an Outbox, for example Outbox('the_table')")
+        require_instance("outbox", outbox, Outbox)
         for name in targets:
             outbox.require_target(name)
         self._table = table = outbox.table

@@ -32,7 +32,6 @@ from conquiet.db.dialects import require_supported
 from conquiet.db.engine_pool import pool_capacity
 from conquiet.db.session import DbSession
 from conquiet.errors import ConfigurationError
-from conquiet.transactional.transaction_guard import TransactionGuard
 from conquiet.transactional.unit_of_work import UnitOfWork, run_in, unit_of
 
 if TYPE_CHECKING:
@@ -100,35 +99,27 @@ class SyncSource:
         return first_time
 
     @asynccontextmanager
-    async def batch(
-        self, inbox: Any, msgs: Sequence[Any], check: Check, *, in_parts: bool
-    ) -> AsyncIterator[tuple[DbSession, list[bool]]]:
+    async def batch(self, inbox: Any, msgs: Sequence[Any], check: Check) -> AsyncIterator[tuple[DbSession, list[bool]]]:
         """Open a transaction and record messages in it; yield its session, and whether each message is new.
 
         Args:
             inbox: Records the messages.
             msgs: The messages.
             check: Called right before COMMIT; if it raises, the transaction is rolled back.
-            in_parts: Calls of ``in_part`` follow, not one of ``in_session``.
         """
         with DbSession(self.engine) as db, inbox.once_many(db, msgs) as first_time:
-            guard = TransactionGuard(db.connection) if in_parts else None
             db.before_commit(lambda _: check())
             yield db, first_time
-            if guard is not None:
-                guard.allow_commit()
 
     async def in_session(self, db: DbSession, work: Work) -> None:
         """Run ``await work(session)`` with the kind of session that the handler gets, in an open transaction."""
         if self.maker is None:
             await work(db)
             return
-        guard = TransactionGuard(db.connection)
         session: Session = self.maker(bind=db.connection)
         await work(session)
         session.commit()  # writes what it holds, and commits nothing
         session.close()
-        guard.allow_commit()
 
     async def in_part(self, db: DbSession, work: Work) -> None:
         """Do what ``in_session`` does, inside a savepoint."""
@@ -176,8 +167,6 @@ class AsyncSource:
 
     def require_handler(self, handler: Callable[..., Any]) -> None:
         """Raise ``ConfigurationError`` for a plain function."""
-        if not callable(handler):
-            raise ConfigurationError("handler must be a function")
         if not is_coroutine_function(handler):
             kind = "an async_sessionmaker" if self.maker is not None else "an AsyncEngine"
             raise ConfigurationError(
@@ -216,12 +205,7 @@ class AsyncSource:
 
     @asynccontextmanager
     async def batch(
-        self,
-        inbox: Any,
-        msgs: Sequence[Any],
-        check: Check,
-        *,
-        in_parts: bool,  # noqa: ARG002 - it guards all of them
+        self, inbox: Any, msgs: Sequence[Any], check: Check
     ) -> "AsyncIterator[tuple[AsyncConnection, list[bool]]]":
         """See ``SyncSource.batch``."""
         async with (
@@ -237,9 +221,11 @@ class AsyncSource:
             return
         session: AsyncSession = self.maker(bind=connection)
         await work(session)
-        if self._uses_savepoint or session.new or session.dirty or session.deleted:
+        inner = session.sync_session
+        has_listener = inner.dispatch.before_commit or inner.dispatch.after_commit
+        if self._uses_savepoint or has_listener or inner.new or inner.dirty or inner.deleted:
             await session.commit()  # writes what it holds, and commits nothing
-        session.sync_session.close()  # sends nothing
+        inner.close()  # sends nothing
 
     async def in_part(self, connection: "AsyncConnection", work: Work) -> None:
         """See ``SyncSource.in_part``."""

@@ -116,7 +116,7 @@ class _OfDbSession(UnitOfWork):
         return self._session.fetch_all(statement, binds)
 
     def _record_id(self, row: Mapping[str, Any]) -> None:
-        record_transaction(self._session.connection, row)
+        self._session.record_transaction(row)
 
 
 class _OfConnection(UnitOfWork):

@@ -6,8 +6,10 @@ Each check begins with empty tables. The name of a check is printed when it has 
 """
 
 import asyncio
+import contextlib
 import os
 import sys
+import threading
 import types
 from typing import Any
 
@@ -52,7 +54,7 @@ settings.configure(
 django.setup()
 
 from django.core.management import call_command  # noqa: E402
-from django.db import connection, models, transaction  # noqa: E402
+from django.db import DatabaseError, connection, models, transaction  # noqa: E402
 from django.http import HttpRequest, HttpResponse  # noqa: E402
 from django.test import Client  # noqa: E402
 from django.urls import path  # noqa: E402
@@ -210,6 +212,72 @@ def check_lost_connection() -> None:
         asyncio.run(run())
     connection.close()
     assert bookings() == []
+
+
+def check_hidden_error() -> None:
+    """At the COMMIT of a failed transaction PostgreSQL rolls back, and reports no error."""
+
+    def hide(order: dict[str, str], session: DjangoTransaction) -> None:
+        Booking.objects.create(order="lost")
+        with contextlib.suppress(DatabaseError), connection.cursor() as cursor:
+            cursor.execute("SELECT 1 / 0")
+
+    def undo(order: dict[str, str], session: DjangoTransaction) -> None:
+        """Django rolls back to the savepoint of the inner block."""
+        Booking.objects.create(order="kept")
+        with contextlib.suppress(DatabaseError), transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SELECT 1 / 0")
+
+    assert asyncio.run(delivered("undo", undo)) == []
+    assert bookings() == ["kept"]
+    (dead,) = asyncio.run(delivered("hide", hide))
+    assert dead.error_type == "conquiet.errors.DbWriteError", dead
+    assert bookings() == ["kept"]
+
+
+def check_hidden_deadlock() -> None:
+    """The server has rolled back the inbox row and the first booking."""
+    keys = [Booking.objects.create(order=order).pk for order in ("a", "b")]
+    locked, other_locked = threading.Event(), threading.Event()
+
+    def lock(key: int) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT * FROM {Booking._meta.db_table} WHERE id = %s FOR UPDATE", [key])
+
+    def other() -> None:
+        """Writes more, so that the server chooses the handler's transaction as the victim."""
+        with transaction.atomic():
+            Booking.objects.bulk_create(Booking(order="other") for _ in range(50))
+            lock(keys[1])
+            other_locked.set()
+            locked.wait(10)
+            lock(keys[0])
+        connection.close()
+
+    def hide(order: dict[str, str], session: DjangoTransaction) -> None:
+        Booking.objects.create(order="first half")
+        other_locked.wait(10)
+        lock(keys[0])
+        locked.set()
+        with contextlib.suppress(DatabaseError):
+            lock(keys[1])
+        Booking.objects.create(order="second half")
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    dead = asyncio.run(delivered("deadlock", hide))
+    thread.join()
+    assert [one.error_type for one in dead] == ["conquiet.errors.ConflictError"]
+    assert "second half" not in bookings(), bookings()
+
+
+async def delivered(event: str, handler: Any) -> list[Any]:
+    other = App("hiding", redis="redis://127.0.0.1:1/0", database=django_url)
+    other.handler(event, retry=RetryPolicy.fixed(1.0, max_attempts=1))(handler)
+    async with TestApp(other) as t:
+        await t.emit(event, {})
+        await t.drain()
+        return t.dead_letters
 
 
 def main() -> None:

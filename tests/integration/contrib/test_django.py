@@ -22,8 +22,8 @@ PROGRAM = Path(__file__).parent / "django_shop.py"
 EVERYWHERE = ("request", "once")
 CHECKS = {
     "sqlite": (*EVERYWHERE, "rollback", "task", "without_transaction", "ended_block", "batch"),
-    "postgres": (*EVERYWHERE, "lost_connection"),
-    "mariadb": EVERYWHERE,
+    "postgres": (*EVERYWHERE, "lost_connection", "hidden_error"),
+    "mariadb": (*EVERYWHERE, "hidden_deadlock"),
 }
 
 
@@ -113,6 +113,18 @@ def test_a_batch_handler_with_a_django_transaction_is_refused(shop: Shop) -> Non
 @on("postgres")
 def test_a_lost_connection_is_not_the_messages_fault(shop: Shop) -> None:
     passed("lost_connection", shop)
+
+
+@on("postgres")
+def test_an_error_that_the_handler_hides_is_raised(shop: Shop) -> None:
+    """COMMIT would roll back without an error, and the message would be acknowledged without its effect."""
+    passed("hidden_error", shop)
+
+
+@on("mariadb")
+def test_a_deadlock_that_the_handler_hides_is_raised(shop: Shop) -> None:
+    """COMMIT would keep the second half of the effect, without the inbox row."""
+    passed("hidden_deadlock", shop)
 
 
 def test_the_backend_for_django_6_enqueues_in_the_transaction(tmp_path: Path) -> None:

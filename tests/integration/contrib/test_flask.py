@@ -98,8 +98,24 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:  # n
         raise PermissionError
 
     @web.errorhandler(PermissionError)
-    def log_in(_error: PermissionError) -> BaseResponse:
+    @web.errorhandler(403)
+    def log_in(_error: Exception) -> BaseResponse:
         return redirect("/login")
+
+    @web.post("/forbidden/<name>")
+    def forbidden(name: str) -> tuple[str, int]:
+        order(name)
+        abort(403)
+
+    @web.post("/nested/<name>")
+    def nested(name: str) -> tuple[str, int]:
+        order(name)
+        assert web.test_client().get("/empty").status_code == 200
+        raise ValueError
+
+    @web.get("/empty")
+    def empty() -> str:
+        return ""
 
     @web.post("/redirected/<name>")
     def redirected(name: str) -> tuple[str, int]:
@@ -142,9 +158,10 @@ async def test_an_exception_that_flask_lets_through_rolls_back(shop: Shop) -> No
     assert (shop.orders(), await shop.drained()) == ([], [])
 
 
-async def test_an_exception_that_an_error_handler_redirects_rolls_back(shop: Shop) -> None:
+@pytest.mark.parametrize("path", ["denied", "forbidden"])
+async def test_an_exception_that_an_error_handler_redirects_rolls_back(shop: Shop, path: str) -> None:
     """The view ended halfway. The status of the error handler's response does not mean success."""
-    assert shop.post("/denied/a") == 302
+    assert shop.post(f"/{path}/a") == 302
 
     assert (shop.orders(), await shop.drained()) == ([], [])
 
@@ -169,6 +186,27 @@ async def test_requests_in_one_application_context_are_separate(shop: Shop) -> N
         assert [shop.post(f"/{path}/{path}") for path in ("orders", "denied", "redirected")] == [201, 302, 302]
 
     assert sorted(await shop.drained()) == ["orders", "redirected"]
+
+
+async def test_a_request_inside_a_view_leaves_its_transaction_alone(shop: Shop) -> None:
+    assert shop.post("/nested/a") == 500
+
+    assert (shop.orders(), await shop.drained()) == ([], [])
+
+
+def test_flask_may_pass_its_context_with_the_exception(shop: Shop) -> None:
+    """Flask 3.2 does."""
+
+    class NextFlask(Flask):
+        def handle_user_exception(self, _context: object, error: Exception) -> Any:  # type: ignore[override]
+            return super().handle_user_exception(error)
+
+    web = NextFlask("next")
+    FlaskExtension(shop.app, web)
+    web.register_error_handler(PermissionError, lambda _: "refused")
+
+    with web.test_request_context("/"):
+        assert web.handle_user_exception(None, PermissionError()) == "refused"
 
 
 def test_two_applications_write_into_their_own_databases(shop: Shop, tmp_path: Path) -> None:

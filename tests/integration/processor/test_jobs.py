@@ -11,6 +11,7 @@ import redis.asyncio
 from tests.redis_clients import RawAsyncRedis
 
 from conquiet import SyncEmitter
+from conquiet.errors import ConfigurationError
 from conquiet.processor import (
     Emitter,
     JobContext,
@@ -92,6 +93,18 @@ async def test_a_dead_job_is_known_and_a_finished_one_is_forgotten(
         await processor.emit("pay", id="n")
         await wait_until_async(lambda: _state(processor.jobs, stream, "n", JobState.DEAD))
         assert (await processor.jobs.count(stream))[JobState.DEAD] == 1
+
+
+async def test_the_job_of_an_id_that_emit_refuses_is_returned(client: RawAsyncRedis, keys: Keys) -> None:
+    """Another program may write any id."""
+    jobs: Any = Jobs(client)
+    await JobRecorder(client, ttl_s=90).record(keys, Envelope("pay", "a\nb"), JobState.SUCCEEDED)
+
+    job = await jobs.get(keys.stream, "a\nb")
+
+    assert job.state is JobState.SUCCEEDED
+    with pytest.raises(ConfigurationError, match="job_id must be a str, got an int"):
+        await jobs.get(keys.stream, 5)
 
 
 async def test_finished_jobs_leave_the_index_some_at_a_time(client: RawAsyncRedis, keys: Keys) -> None:

@@ -321,12 +321,15 @@ async def test_a_second_cancellation_forces_the_end_of_all_partitions(make: Make
     await asyncio.wait_for(host.close(), 5)
 
 
-async def test_a_handler_that_closes_its_partitions_leaves_no_connection_open(make: Make) -> None:
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_handler_that_closes_its_partitions_leaves_no_connection_open(make: Make, *, cancelled: bool) -> None:
     hosts: list[PartitionedProcessor] = []
 
     class Closing(Seen):
         async def run(self, ctx: JobContext) -> None:
             await super().run(ctx)
+            if cancelled:
+                running.cancel()
             await hosts[0].close()
 
     host = make(Closing(), partitions=2)
@@ -334,7 +337,8 @@ async def test_a_handler_that_closes_its_partitions_leaves_no_connection_open(ma
     running = asyncio.create_task(host.run())
     await host.emit("pay", {"n": 1})
 
-    await asyncio.wait_for(running, 15)
+    await asyncio.wait((running,), timeout=15)
 
+    assert running.cancelled() == cancelled
     pool: Any = host._client.connection_pool
     assert not any(connection.is_connected for connection in pool._available_connections)

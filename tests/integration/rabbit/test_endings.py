@@ -21,6 +21,22 @@ async def acknowledged(consumer: RabbitConsumer, number: int) -> None:
     await wait_until_async(lambda: consumer.count.ack == number)
 
 
+class Held:
+    """A syncer that begins and ends when it is released: a coroutine function, or a plain one in a thread."""
+
+    def __init__(self, *, plain: bool) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.syncer: Any = self._in_a_thread if plain else self._on_the_loop
+
+    def _in_a_thread(self, _: dict[str, Any]) -> bool:
+        self.begun.set()
+        return self.go_on.wait(60)
+
+    async def _on_the_loop(self, _: dict[str, Any]) -> bool:
+        self.begun.set()
+        return await wait_until_async(self.go_on.is_set)
+
+
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the texts without their facts, and without the lines about the start."""
     said = [record.getMessage() for record in caplog.records if record.name.startswith("conquiet.rabbit")]
@@ -250,25 +266,15 @@ async def test_a_stop_lets_running_handlers_finish_and_releases_the_rest(
     caplog.set_level(logging.INFO, "conquiet.rabbit")
     queue = rabbit.queue()
     rabbit.put(queue, *[action(number) for number in range(6)])
-    started, go_on = threading.Event(), threading.Event()
-
-    def in_a_thread(_: dict[str, Any]) -> bool:
-        started.set()
-        return go_on.wait(60)
-
-    async def on_the_loop(_: dict[str, Any]) -> bool:
-        started.set()
-        return await wait_until_async(go_on.is_set)
-
-    syncer: Any = in_a_thread if plain else on_the_loop
-    consumer = RabbitConsumer(rabbit.url, queue, syncer, prefetch=4)
+    held = Held(plain=plain)
+    consumer = RabbitConsumer(rabbit.url, queue, held.syncer, prefetch=4)
     running = asyncio.create_task(consumer.run())
-    await wait_until_async(started.is_set)
+    await wait_until_async(held.begun.is_set)
     await wait_until_async(lambda: rabbit.depth(queue) == 1)  # the first one came alone, then a window of 4
     consumer.stop()
     await wait_until_async(lambda: consumer.count.released == 4)
     assert not running.done()
-    go_on.set()
+    held.go_on.set()
 
     count = await running
 
@@ -283,21 +289,10 @@ async def test_a_stop_lets_running_handlers_finish_and_releases_the_rest(
 async def test_a_second_stop_ends_the_grace_period(rabbit: Rabbit, action: MakeAction, *, plain: bool) -> None:
     queue = rabbit.queue()
     rabbit.put(queue, action(1))
-    started, never = threading.Event(), threading.Event()
-
-    def in_a_thread(_: dict[str, Any]) -> bool:
-        started.set()
-        return never.wait(60)
-
-    async def on_the_loop(_: dict[str, Any]) -> bool:
-        started.set()
-        await asyncio.sleep(600)
-        return True
-
-    syncer: Any = in_a_thread if plain else on_the_loop
-    consumer = RabbitConsumer(rabbit.url, queue, syncer, grace_s=600.0)
+    held = Held(plain=plain)
+    consumer = RabbitConsumer(rabbit.url, queue, held.syncer, grace_s=600.0)
     running = asyncio.create_task(consumer.run())
-    await wait_until_async(started.is_set)
+    await wait_until_async(held.begun.is_set)
     consumer.stop()
     await asyncio.sleep(0)
     assert consumer.health().reason == "stopping"
@@ -306,7 +301,7 @@ async def test_a_second_stop_ends_the_grace_period(rabbit: Rabbit, action: MakeA
 
     async with asyncio.timeout(60):
         await running
-    never.set()
+    held.go_on.set()
     assert consumer.abandoned == 1
     rabbit.wait_for_depth(queue, 1)
 
@@ -337,26 +332,15 @@ async def test_a_handler_beyond_the_grace_period_is_abandoned_and_counted(
 ) -> None:
     queue = rabbit.queue()
     rabbit.put(queue, action(1))
-    started, never = threading.Event(), threading.Event()
-
-    def in_a_thread(_: dict[str, Any]) -> bool:
-        started.set()
-        return never.wait(60)
-
-    async def on_the_loop(_: dict[str, Any]) -> bool:
-        started.set()
-        await asyncio.sleep(30)
-        return True
-
-    syncer: Any = in_a_thread if plain else on_the_loop
-    consumer = RabbitConsumer(rabbit.url, queue, syncer, grace_s=0.2)
+    held = Held(plain=plain)
+    consumer = RabbitConsumer(rabbit.url, queue, held.syncer, grace_s=0.2)
     running = asyncio.create_task(consumer.run())
-    await wait_until_async(started.is_set)
+    await wait_until_async(held.begun.is_set)
     consumer.stop()
 
     async with asyncio.timeout(60):
         count = await running
-    never.set()
+    held.go_on.set()
 
     assert (count.ack, count.abandoned) == (0, 1)
     assert rabbit.depth(queue) == 1
@@ -412,6 +396,31 @@ async def test_a_cancelled_run_still_closes_in_order(
 
 
 @pytest.mark.parametrize("plain", [False, True])
+async def test_a_cancellation_after_a_stop_lets_the_syncer_finish(
+    rabbit: Rabbit, action: MakeAction, *, plain: bool
+) -> None:
+    """The syncer uses resources of the surrounding blocks, and a thread would use them after the blocks were left."""
+    queue = rabbit.queue()
+    rabbit.put(queue, action(1))
+    held = Held(plain=plain)
+    consumer = RabbitConsumer(rabbit.url, queue, held.syncer)
+    running = asyncio.create_task(consumer.run())
+    await wait_until_async(held.begun.is_set)
+    consumer.stop()
+    await asyncio.wait({running}, timeout=0.1)
+
+    running.cancel()
+    done, _ = await asyncio.wait({running}, timeout=0.3)
+    held.go_on.set()
+    await asyncio.wait({running})
+
+    assert not done
+    assert running.cancelled()
+    assert (consumer.count.ack, consumer.count.abandoned) == (1, 0)
+    rabbit.wait_for_depth(queue, 0)
+
+
+@pytest.mark.parametrize("plain", [False, True])
 async def test_a_run_that_is_cancelled_twice_keeps_no_message(
     rabbit: Rabbit, action: MakeAction, *, plain: bool
 ) -> None:
@@ -443,8 +452,8 @@ async def test_a_run_that_is_cancelled_twice_keeps_no_message(
     with pytest.raises(asyncio.CancelledError):
         await running
 
+    assert session.link._connection.is_closed
     await asyncio.to_thread(rabbit.wait_for_depth, queue, 2)
-    await wait_until_async(lambda: session.link._connection.is_closed)
     await wait_until_async(lambda: len(asyncio.all_tasks()) == 1)  # we
     assert consumer.count.abandoned == 1
     go_on.set()

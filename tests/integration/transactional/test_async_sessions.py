@@ -11,11 +11,12 @@ import pytest_asyncio
 import redis.asyncio
 from sqlalchemy import text
 from sqlalchemy.engine import Engine
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from conquiet.db.session import DbSession
-from conquiet.errors import CommitUnknownError, ConflictError, MessageInProgressError
+from conquiet.errors import CommitUnknownError, ConflictError, DatabaseUnavailableError, MessageInProgressError
 from conquiet.processor import JobContext, Processor
 from conquiet.queue.models import QueueMessage
 from conquiet.rabbit import RabbitConsumer, SchemaRegistry
@@ -180,6 +181,20 @@ async def _lose_a_deadlock(async_engine: AsyncEngine, engine: Engine) -> None:
         await asyncio.to_thread(other)
     with pytest.raises(ConflictError):
         await running
+
+
+@pytest.mark.parametrize("orm", ["orm", "core"])
+async def test_a_lost_connection_that_the_handler_hides_is_not_the_messages_fault(
+    async_engine: AsyncEngine, orm: str
+) -> None:
+    async def work(session: AsyncSession | AsyncConnection) -> None:
+        with suppress(DBAPIError):
+            await session.execute(text("KILL CONNECTION_ID()"))
+        await session.execute(text("SELECT 1"))
+
+    source: Any = async_sessionmaker(async_engine) if orm == "orm" else async_engine
+    with pytest.raises(DatabaseUnavailableError):
+        await effect_once_async(source, Inbox(), MESSAGE, work)
 
 
 async def _set(event: asyncio.Event) -> None:

@@ -3,16 +3,26 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.engine import Engine, make_url
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.orm import sessionmaker
 
 from conquiet.db.session import DbSession
-from conquiet.errors import ConflictError, DbWriteError, LifecycleError, MessageInProgressError
+from conquiet.errors import (
+    ConflictError,
+    DatabaseUnavailableError,
+    DbWriteError,
+    LifecycleError,
+    MessageInProgressError,
+)
 from conquiet.queue.models import QueueMessage
 from conquiet.testing import wait_until
-from conquiet.transactional import Inbox, InboxKey, Outbox, create_tables
+from conquiet.transactional import Inbox, InboxKey, Outbox, create_tables, effect_once
 
 MESSAGE = QueueMessage("orders", "billing", "1-0", {})
 
@@ -139,10 +149,18 @@ def test_waiting_too_long_is_a_conflict_and_leaves_nothing(
     assert rows(engine) == 0
 
 
+@pytest.mark.parametrize("place", ["session", "connection"])
 def test_a_handler_that_swallows_a_deadlock_cannot_commit_without_its_inbox_row(
-    engine: Engine, db_url: str, make_engine: Callable[..., Engine]
+    engine: Engine, db_url: str, make_engine: Callable[..., Engine], place: str
 ) -> None:
     """The server has rolled everything back, the row included. Continuing would be an effect without a row."""
+
+    def run(session: DbSession, statement: str) -> None:
+        if place == "session":
+            session.execute(statement)
+        else:
+            session.connection.execute(text(statement))
+
     with DbSession(engine) as session:
         session.execute("CREATE TABLE account (id INT PRIMARY KEY, balance INT)")
         session.execute("INSERT INTO account VALUES (1, 0), (2, 0)")
@@ -152,13 +170,28 @@ def test_a_handler_that_swallows_a_deadlock_cannot_commit_without_its_inbox_row(
         other.execute("UPDATE account SET balance = 1 WHERE id = 1")
         with pytest.raises((ConflictError, LifecycleError)):  # noqa: PT012, SIM117 - the whole block is one transaction
             with DbSession(impatient) as session, Inbox().once(session, MESSAGE):
-                with pytest.raises(ConflictError):
-                    session.execute("UPDATE account SET balance = 2 WHERE id = 1")
-                session.execute("UPDATE account SET balance = 2 WHERE id = 2")
+                with pytest.raises((ConflictError, OperationalError)):
+                    run(session, "UPDATE account SET balance = 2 WHERE id = 1")
+                run(session, "UPDATE account SET balance = 2 WHERE id = 2")
 
     assert rows(engine) == 0
     with DbSession(engine) as session:
         assert session.execute_scalar("SELECT balance FROM account WHERE id = 2") == 0
+
+
+@pytest.mark.parametrize("place", ["ORM session", "connection"])
+def test_a_lost_connection_that_a_handler_hides_is_not_the_messages_fault(engine: Engine, place: str) -> None:
+    """SQLAlchemy reports the next statement as a mistake: a rollback is missing."""
+
+    def work(session: Any) -> None:
+        own = session.connection if isinstance(session, DbSession) else session
+        with suppress(DBAPIError):
+            own.execute(text("KILL CONNECTION_ID()"))
+        own.execute(text("SELECT 1"))
+
+    with pytest.raises(DatabaseUnavailableError):
+        effect_once(engine if place == "connection" else sessionmaker(engine), Inbox(), MESSAGE, work)
+    assert rows(engine) == 0
 
 
 def test_the_inbox_costs_one_statement_and_a_second_for_duplicates(engine: Engine) -> None:

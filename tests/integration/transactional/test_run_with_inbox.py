@@ -30,8 +30,13 @@ def handle(msg: QueueMessage, session: DbSession) -> None:
 
 
 def stop_when_idle(consumer: QueueConsumer) -> None:
-    """End ``run_claim_stale`` where it would sleep, because nothing is stale any more."""
-    consumer.sleep = lambda duration_s: consumer.stop()  # type: ignore[method-assign]
+    """End ``run_claim_stale`` where it would sleep, once nothing is pending: a message may not be stale yet."""
+
+    def sleep(_: float) -> None:
+        if consumer.backlog().pending == 0:
+            consumer.stop()
+
+    consumer.sleep = sleep  # type: ignore[assignment,method-assign]
 
 
 def last_one(consumer: QueueConsumer) -> Callable[[QueueMessage, DbSession], None]:
@@ -159,7 +164,11 @@ def test_a_message_that_another_worker_runs_stays_pending(
         handle(msg, session)
         with pytest.raises(ConflictError):
             rescuer.run_claim_stale(
-                handler=handle, engine=make_engine(db_url, lock_wait_s=1), min_idle_ms=1, inbox=inbox
+                handler=handle,
+                engine=make_engine(db_url, lock_wait_s=1),
+                min_idle_ms=1,
+                interval_s=0.001,
+                inbox=inbox,
             )
 
     assert rescuer.backlog().pending == 1

@@ -120,3 +120,10 @@ def test_an_annotation_that_cannot_be_resolved_says_what_to_import() -> None:
 
     with pytest.raises(ConfigurationError, match="not only under TYPE_CHECKING"):
         read(handle)
+
+
+def test_an_annotation_that_cannot_be_evaluated_is_named_as_the_fault() -> None:
+    def handle(order: "'Order' | None") -> None: ...
+
+    with pytest.raises(ConfigurationError, match="has an annotation that cannot be resolved: unsupported operand"):
+        read(handle)

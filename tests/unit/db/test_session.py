@@ -1,13 +1,14 @@
 """DbSession on SQLite: one transaction, once, even when an ORM session works on its connection."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, InvalidRequestError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from conquiet.db import DbSession
@@ -47,7 +48,8 @@ class HandlerError(Exception):
 
 
 def end_by_connection_commit(session: DbSession) -> None:
-    session.connection.commit()
+    with suppress(LifecycleError):  # refused
+        session.connection.commit()
 
 
 def end_by_connection_rollback(session: DbSession) -> None:
@@ -57,7 +59,8 @@ def end_by_connection_rollback(session: DbSession) -> None:
 def end_by_an_orm_session_in_full_control(session: DbSession) -> None:
     with Session(bind=session.connection, join_transaction_mode="control_fully") as orm:
         orm.add(Order(id=1, amount=1))
-        orm.commit()
+        with suppress(LifecycleError):
+            orm.commit()
 
 
 ENDINGS: list[Callable[[DbSession], None]] = [
@@ -274,8 +277,39 @@ def test_statements_after_a_foreign_end_are_rolled_back(sqlite: Engine, end: Cal
     with pytest.raises(LifecycleError, match="by other code"), DbSession(sqlite) as session:  # noqa: PT012 - the same
         conn = session.connection
         end(session)
-        conn.execute(text("INSERT INTO orders (id, amount) VALUES (7, 7)"))
-    assert 7 not in ids(sqlite)
+        with suppress(InvalidRequestError):
+            conn.execute(text("INSERT INTO orders (id, amount) VALUES (7, 7)"))
+    assert ids(sqlite) == set()
+
+
+def test_a_commit_of_the_connection_is_not_sent(sqlite: Engine) -> None:
+    with pytest.raises(LifecycleError, match=r"remove commit\(\)"), DbSession(sqlite) as session:  # noqa: PT012 - the same
+        session.execute("INSERT INTO orders (id, amount) VALUES (1, 1)")
+        session.connection.commit()
+    assert ids(sqlite) == set()
+
+
+def test_a_lost_connection_is_not_opened_again_for_its_rollback(sqlite: Engine) -> None:
+    """The wait for a server that is gone would delay the error."""
+    sqlite.dispose()
+    opened: list[object] = []
+    event.listen(sqlite, "connect", lambda *_: opened.append(1))
+    with pytest.raises(HandlerError), DbSession(sqlite) as session:  # noqa: PT012 - leaving the block raises
+        conn = session.connection
+        with suppress(LifecycleError):
+            conn.commit()
+        conn.invalidate()
+        raise HandlerError
+    assert opened == [1]
+
+
+def test_a_release_may_use_the_guarded_connection(sqlite: Engine) -> None:
+    """It runs after the COMMIT, in another transaction."""
+    seen: list[object] = []
+    with DbSession(sqlite) as session:
+        session.connection.execute(text("INSERT INTO orders (id, amount) VALUES (1, 1)"))
+        session.on_close(lambda conn: seen.append(conn.scalar(text("SELECT COUNT(*) FROM orders"))))
+    assert seen == [1]
 
 
 def test_a_check_before_commit_cannot_end_the_transaction_either(sqlite: Engine) -> None:

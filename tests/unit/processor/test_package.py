@@ -1,5 +1,6 @@
 """Wrong arguments are refused where they are given; the longest waits are clamped. No server."""
 
+import threading
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
@@ -11,6 +12,7 @@ import redis.asyncio
 from rich.pretty import pretty_repr
 
 from conquiet.core import settlement, tracing
+from conquiet.core.lifecycle import Status
 from conquiet.errors import ConfigurationError
 from conquiet.processor import (
     DeadFilter,
@@ -165,6 +167,11 @@ async def test_a_limit_of_dead_letters_is_a_positive_number(kind: Any, limit: An
             await call
 
 
+async def test_a_rate_of_dead_letters_is_a_number_above_0() -> None:
+    with pytest.raises(ConfigurationError, match="rate_per_s must be a number above 0"):
+        await DeadLetters(NOBODY, "orders").replay(DeadFilter(), rate_per_s=0)
+
+
 @pytest.mark.parametrize("ids", ["1763244000000-0", ["first"], [5]])
 async def test_ids_to_discard_are_a_list_of_ids(ids: Any) -> None:
     with pytest.raises(ConfigurationError, match="id"):
@@ -197,6 +204,16 @@ async def test_nothing_is_emitted_with_a_wrong_timeout() -> None:
             await emitter.emit_and_wait("pay", timeout_s=wrong)
 
 
+async def test_a_stop_event_of_threads_is_refused_before_the_start() -> None:
+    processor: Any = Processor(NOBODY, ["orders"])
+    processor.handler("pay")(lambda ctx: None)
+
+    with pytest.raises(ConfigurationError, match=r"stop_event must be an asyncio\.Event"):
+        await processor.start(threading.Event())
+
+    assert processor.status is Status.NEW
+
+
 @pytest.mark.parametrize("kind", [Emitter, PartitionedEmitter])
 @pytest.mark.parametrize("wrong", [{"event": "pay"}, NewMessage("pay", headers=5)])  # type: ignore[arg-type]
 async def test_wrong_messages_are_refused_while_tracing_is_on(
@@ -207,6 +224,8 @@ async def test_wrong_messages_are_refused_while_tracing_is_on(
 
     with pytest.raises(ConfigurationError, match=r"messages must be NewMessage|headers must be a mapping"):
         await kind(NOBODY, "orders").emit_many([wrong])
+    with pytest.raises(ConfigurationError, match="headers must be a mapping"):
+        await kind(NOBODY, "orders").emit("pay", headers=5)
 
 
 @pytest.mark.parametrize(

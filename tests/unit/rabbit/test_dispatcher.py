@@ -39,14 +39,16 @@ async def test_only_messages_that_run_are_counted_as_abandoned() -> None:
     pipeline = Pipeline(SchemaRegistry(built_in=False).register_default())
     failures: list[Any] = []
     address = Address(("amqp://127.0.0.1:1",))
-    dispatcher = Dispatcher(blocks, pipeline, RabbitSettings(concurrency=1), address, stats, failures.append)
+    settings = RabbitSettings(concurrency=1, grace_s=0)
+    dispatcher = Dispatcher(blocks, pipeline, settings, address, stats, failures.append)
     dispatcher.start()
     session: Any = SimpleNamespace(is_open=True)
     dispatcher.submit([Delivery(session, tag, False, b"", b"{}") for tag in (1, 2, 3)])  # noqa: FBT003
     async with asyncio.timeout(60):
         await begun.wait()
 
-    dispatcher.abandon()
+    dispatcher.collect_unstarted()
+    await dispatcher.drain()
     go_on.set()
 
     assert (stats.count.abandoned, failures) == (1, [])

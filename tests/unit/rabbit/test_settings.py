@@ -86,6 +86,8 @@ def test_the_consumer_tag_is_host_and_tag_or_package() -> None:
         {"heartbeat_s": 65_536},
         {"management_url": "localhost:15672"},  # would contact another server on this machine
         {"management_url": 7},
+        {"management_url": "http://localhost:99999"},
+        {"management_url": "https://localhost?cacertfile=/no/such.pem"},
         {"ssl_context": True},
     ],
 )

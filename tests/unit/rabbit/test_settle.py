@@ -114,6 +114,14 @@ def test_the_facts_are_read_from_what_the_broker_sent(headers: Any, facts: Deliv
     assert delivery.facts == facts
 
 
+def test_counts_of_a_first_delivery_are_not_read() -> None:
+    """A publisher or another queue has written them, and every traced message asks for its attempt."""
+    session: Any = None
+    raw = b"".join(BasicProperties(headers={"x-delivery-count": 2}).encode())
+
+    assert Delivery(session, 1, False, raw, b"").facts == DeliveryFacts(redelivered=False)  # noqa: FBT003
+
+
 @pytest.mark.parametrize(
     ("facts", "policy", "expected"),
     [

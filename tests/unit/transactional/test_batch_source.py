@@ -1,5 +1,6 @@
 """Effects of many messages in one transaction, on SQLite: by Engine and sessionmaker, plain and asynchronous."""
 
+import random
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
@@ -180,3 +181,47 @@ def test_a_message_that_fails_in_a_batch_is_not_counted(engine: Engine) -> None:
 
     labels = {"source": "counted-batch", "outcome": "first"}
     assert REGISTRY.get_sample_value("conquiet_inbox_messages_total", labels) == 4
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_in_any_batch_with_reused_keys_each_message_has_its_effect_once(engine: Engine, seed: int) -> None:
+    """Keys and payloads repeat, some messages fail, and then all are delivered again, one by one."""
+    chosen = random.Random(seed)
+    source_name = f"reused-{seed}"
+    batch = [
+        QueueMessage(
+            source_name, chosen.choice("gh"), f"{number}-0", {"id": chosen.choice("12"), "n": chosen.choice("ab")}
+        )
+        for number in range(chosen.randint(2, 7))
+    ]
+    fails = {number for number in range(len(batch)) if chosen.random() < 0.4}
+    source: Any = source_of(engine)
+    batches = TransactionBatches(source, Inbox(key=lambda msg: str(msg.payload["id"]), compare_payload=True))
+    with DbSession(engine) as session:
+        session.execute("CREATE TABLE done (what VARCHAR(9))")
+
+    def effects() -> list[str]:
+        with DbSession(engine) as session:
+            return sorted(row["what"] for row in session.fetch_all("SELECT what FROM done"))
+
+    def deliver(*numbers: int) -> None:
+        def handler(session: DbSession, position: int) -> None:
+            msg = batch[numbers[position]]
+            session.execute(
+                "INSERT INTO done VALUES (:what)", {"what": f"{msg.group}{msg.payload['id']}{msg.payload['n']}"}
+            )
+            if numbers[position] in fails:
+                raise KeyError
+
+        run = source.entry_point(batches.run_each)
+        run([batch[number] for number in numbers], partial(source.call, handler), lambda: None)
+
+    deliver(*range(len(batch)))
+    labels = [{"source": source_name, "outcome": outcome} for outcome in ("first", "reused_id")]
+    counted = sum(REGISTRY.get_sample_value("conquiet_inbox_messages_total", one) or 0 for one in labels)
+    assert counted == len(effects())
+    fails.clear()
+    for number in chosen.sample(range(len(batch)), len(batch)):
+        deliver(number)
+
+    assert effects() == sorted({f"{msg.group}{msg.payload['id']}{msg.payload['n']}" for msg in batch})

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 from tests.unit.transactional.outbox_rows import rows
 
 from conquiet.db.session import DbSession
+from conquiet.db.transaction_guard import TransactionGuard
 from conquiet.errors import ConfigurationError, LifecycleError
 from conquiet.queue.models import QueueMessage
 from conquiet.transactional import (
@@ -28,7 +29,6 @@ from conquiet.transactional import (
     for_rabbit,
     for_runtime,
 )
-from conquiet.transactional.transaction_guard import TransactionGuard
 
 MESSAGE = QueueMessage("orders", "billing", "1-0", {})
 
@@ -190,14 +190,63 @@ async def test_a_commit_of_the_connection_is_refused_before_it_is_sent(
         session.add(Order(id=2))
         session.connection().commit()
 
+    def commits_below_the_session(session: DbSession) -> None:
+        session.execute("INSERT INTO orders VALUES (3)")
+        session.connection.commit()
+
     for work, problem in ((commits, r"remove commit\(\)"), (hides_it, "committed or rolled back")):
         with pytest.raises(LifecycleError, match=problem):
             await effect_once_async(async_engine, Inbox(), MESSAGE, work)
     with pytest.raises(LifecycleError, match=r"remove commit\(\)"):
         effect_once(sessionmaker(engine), Inbox(), MESSAGE, commits_below_the_orm)
+    with pytest.raises(LifecycleError, match=r"remove commit\(\)"):
+        effect_once(engine, Inbox(), MESSAGE, commits_below_the_session)
 
     assert orders() == (0, 0)
     assert async_engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+
+async def test_a_commit_listener_of_an_orm_session_may_write(
+    engine: Engine, async_engine: AsyncEngine, orders: Callable[[], tuple[int, int]]
+) -> None:
+    """Also where the handler has left nothing to flush."""
+
+    class Audited(Session):
+        """Writes one more order."""
+
+    @event.listens_for(Audited, "before_commit")
+    def audit(session: Session) -> None:
+        session.execute(text("INSERT INTO orders SELECT COALESCE(MAX(id), 0) + 1 FROM orders"))
+
+    async def work(session: AsyncSession) -> None:
+        await session.execute(text("INSERT INTO orders VALUES (3)"))
+
+    audited = async_sessionmaker(async_engine, sync_session_class=Audited)
+    effect_once(
+        sessionmaker(engine, class_=Audited), Inbox(), QueueMessage("orders", "billing", "2-0", {}), lambda _: None
+    )
+    await effect_once_async(audited, Inbox(), MESSAGE, work)
+
+    assert orders() == (3, 2)
+
+
+def test_a_refused_commit_leaves_no_transaction_in_the_pool(
+    engine: Engine, orders: Callable[[], tuple[int, int]]
+) -> None:
+    """The next message on that connection would commit its inbox row, and half of its effect."""
+    without_reset = create_engine(engine.url, pool_size=1, max_overflow=0, pool_reset_on_return=None)
+
+    def commits(session: Session) -> None:
+        session.add(Order(id=1))
+        session.flush()
+        session.connection().commit()
+
+    with pytest.raises(LifecycleError, match=r"remove commit\(\)"):
+        effect_once(sessionmaker(without_reset), Inbox(), MESSAGE, commits)
+    effect_once(without_reset, Inbox(), QueueMessage("orders", "billing", "2-0", {}), lambda _: None)
+
+    assert orders() == (0, 1)
+    without_reset.dispose()
 
 
 async def test_with_savepoints_an_orm_handler_may_roll_back(

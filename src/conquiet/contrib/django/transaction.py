@@ -34,7 +34,7 @@ from sqlalchemy.exc import DBAPIError
 
 from conquiet.core.functions import is_coroutine_function
 from conquiet.core.tracing import Headers
-from conquiet.db.errors import OperationInfo, as_write_error
+from conquiet.db.errors import ENDS_TRANSACTION, OperationInfo, as_write_error, fault_of
 from conquiet.errors import ConfigurationError, DbWriteError, LifecycleError
 from conquiet.transactional.session_source import Check, SyncSource, Work
 from conquiet.transactional.sql_dialect import dialect_named
@@ -143,12 +143,8 @@ class DjangoSource(SyncSource):
                 session = DjangoTransaction()
                 with inbox.once(session, msg) as first_time:
                     if first_time:
-                        await work(session)
-                        if transaction.get_rollback():
-                            raise LifecycleError(
-                                "the handler's transaction was marked for rollback by an error that it caught: let "
-                                "the error leave the handler, or catch it outside of an inner atomic block"
-                            )
+                        with _hidden_errors_raised(connections[DEFAULT_DB_ALIAS]):
+                            await work(session)
                         if before_commit is not None:
                             before_commit()
                 is_committing = True
@@ -161,6 +157,37 @@ class DjangoSource(SyncSource):
         close_old_connections()
         with _translated(_BLOCK, DEFAULT_DB_ALIAS), transaction.atomic(durable=True):
             return work(DjangoTransaction().conquiet_unit_of_work())
+
+
+@contextmanager
+def _hidden_errors_raised(connection: Any) -> Iterator[None]:
+    """Raise the error of a statement that has ended the transaction, although the handler caught it.
+
+    COMMIT reports nothing of it. PostgreSQL rolls back; after a deadlock MySQL commits what came later, without the
+    inbox row.
+    """
+    hidden: list[DjangoError] = []
+
+    def watch(execute: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return execute(*arguments)
+        except DjangoError as error:
+            # Inside an inner atomic block Django rolls back to its savepoint, or marks the transaction for rollback.
+            if not any(connection.savepoint_ids) and (
+                connection.vendor == "postgresql" or fault_of(error.__cause__ or error) in ENDS_TRANSACTION
+            ):
+                hidden.append(error)
+            raise
+
+    with connection.execute_wrapper(watch):
+        yield
+    if hidden:
+        raise hidden[0]
+    if connection.get_rollback():
+        raise LifecycleError(
+            "the handler's transaction was marked for rollback by an error that it caught: let the error leave the "
+            "handler, or catch it outside of an inner atomic block"
+        )
 
 
 class _OfDjango(UnitOfWork):
