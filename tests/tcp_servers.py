@@ -1,4 +1,4 @@
-"""TCP servers of a few lines, for what no real server says."""
+"""Small TCP servers with replies that no real server sends."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

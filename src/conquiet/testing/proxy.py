@@ -347,7 +347,7 @@ class FaultProxy:
 
 
 async def close_listener(listener: asyncio.Server) -> None:
-    """Accept no more connections. The handlers of those that were accepted run when this returns.
+    """Accept no more connections. The handlers of accepted connections run when this returns.
 
     asyncio leaves a connection open and unserved that it has accepted in the turn in which the listener closes
     (Server._attach fails). Its client would wait without end. So accept no more, serve those, then close.

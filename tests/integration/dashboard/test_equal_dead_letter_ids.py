@@ -1,4 +1,4 @@
-"""Dead letters with equal ids in several partitions have pages, actions and links of their own."""
+"""Dead letters with equal ids in several partitions each have separate pages, actions and links."""
 
 import json
 import re

@@ -20,9 +20,9 @@ Answer = Callable[[Any], Any]
 
 
 def consumer_of(kind: str, rabbit: Rabbit, queue: str, answer: Answer, **options: Any) -> RabbitConsumer:
-    """Return a consumer of the seed with a syncer that returns ``answer(message)``, for a batch that of the first.
+    """Return a consumer of the seed with a syncer that returns ``answer(message)``.
 
-    ``answer`` returns the syncer's result, or raises.
+    Of a batch it is ``answer(first message)``. ``answer`` returns the syncer's result, or raises.
     """
 
     def first(given: Any) -> Any:

@@ -10,7 +10,7 @@ from conquiet.testing import RedisServer, ServerStartError
 
 
 class BrokenServer(RedisServer):
-    """A server whose program ends at once."""
+    """A server with a program that ends immediately."""
 
     def __init__(self) -> None:
         """Search for no program."""
