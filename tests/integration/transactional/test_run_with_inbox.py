@@ -9,7 +9,7 @@ from sqlalchemy.engine import Engine
 from conquiet.db.session import DbSession
 from conquiet.errors import CommitUnknownError, ConflictError, LeaseLostError
 from conquiet.queue import QueueConsumer, QueueMessage
-from conquiet.testing import FaultProxy
+from conquiet.testing import FaultProxy, wait_until
 from conquiet.transactional import Inbox, LeaseCheck
 
 
@@ -30,8 +30,13 @@ def handle(msg: QueueMessage, session: DbSession) -> None:
 
 
 def stop_when_idle(consumer: QueueConsumer) -> None:
-    """End ``run_claim_stale`` where it would sleep, because nothing is stale any more."""
-    consumer.sleep = lambda duration_s: consumer.stop()  # type: ignore[method-assign]
+    """End ``run_claim_stale`` where it would sleep, once nothing is pending. A message is stale after a millisecond."""
+
+    def sleep(_duration_s: float) -> None:
+        if consumer.backlog().pending == 0:
+            consumer.stop()
+
+    consumer.sleep = sleep  # type: ignore[assignment, method-assign]
 
 
 def last_one(consumer: QueueConsumer) -> Callable[[QueueMessage, DbSession], None]:
@@ -159,7 +164,11 @@ def test_a_message_that_another_worker_runs_stays_pending(
         handle(msg, session)
         with pytest.raises(ConflictError):
             rescuer.run_claim_stale(
-                handler=handle, engine=make_engine(db_url, lock_wait_s=1), min_idle_ms=1, inbox=inbox
+                handler=handle,
+                engine=make_engine(db_url, lock_wait_s=1),
+                min_idle_ms=1,
+                interval_s=0.01,
+                inbox=inbox,
             )
 
     assert rescuer.backlog().pending == 1
@@ -174,7 +183,9 @@ def test_a_lease_check_rolls_back_a_claimed_message(
 
     def handler(msg: QueueMessage, session: DbSession) -> None:
         handle(msg, session)
-        assert len(quick.claim_stale(1)) == 1, "the message changes hands while it is being handled"
+        wait_until(
+            lambda: len(quick.claim_stale(1)) == 1, message="the message changes hands while it is being handled"
+        )
 
     with pytest.raises(LeaseLostError):
         slow.run(handler=handler, engine=engine, inbox=LeaseCheck(slow.extend, Inbox()))
