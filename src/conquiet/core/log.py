@@ -179,7 +179,7 @@ def _record_like(known: dict[str, Any], facts: dict[str, object], exc_info: _Exc
     fields["levelname"] = logging.getLevelName(fields["levelno"])
     now = time.time()
     fields["relativeCreated"] += (now - fields["created"]) * 1000
-    fields["created"], fields["msecs"] = now, float(int(now % 1 * 1000))
+    fields["created"], fields["msecs"] = now, now % 1 * 1000 // 1
     if logging.logThreads:
         thread = threading.current_thread()
         fields["thread"], fields["threadName"] = thread.ident, thread.name

@@ -90,6 +90,6 @@ class OutcomeReporter:
             stream=message.stream,
             deliveries=message.delivery_count,
             max_deliveries=self._max_deliveries,
-            duration_s=round(duration_s, 3),
+            duration_s=int(duration_s * 1000) / 1000,  # round() takes four times as long
             next_try_s=self._next_try_s,
         )
