@@ -86,6 +86,10 @@ class WorkerPool(Generic[T]):
         """Number of running and waiting items."""
         return len(self._running) + len(self._waiting) + len(self._alone)
 
+    def runs_last(self) -> bool:
+        """Return whether one item is running and none is waiting. A method: callers that ask for each item bind it."""
+        return not self._waiting and len(self._running) == 1 and not self._alone
+
     @property
     def running(self) -> list[T]:
         """The items that are being handled."""

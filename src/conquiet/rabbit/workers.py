@@ -131,6 +131,7 @@ class TaskWorkers(PoolWorkers[Delivery]):
         super().__init__(syncer, pipeline, concurrency, finish)
         # The broker sends messages without a request, so a free worker requests none.
         self._pool = WorkerPool(concurrency, self._run, on_free=lambda: None)
+        self._runs_last = self._pool.runs_last
 
     def submit(self, deliveries: list[Delivery]) -> None:
         """See :class:`SyncerWorkers`."""
@@ -168,7 +169,7 @@ class TaskWorkers(PoolWorkers[Delivery]):
             except BaseException as error:  # noqa: BLE001 - a syncer may raise anything, SystemExit too
                 report = interpret_error(error)
         self._finish(delivery, report)
-        if self._pool.in_flight == 1:  # this message; a later one would send its acknowledgement too
+        if self._runs_last():  # a later message would send its acknowledgement too
             delivery.session.flush()  # one iteration of the loop before the scheduled flush
 
 
