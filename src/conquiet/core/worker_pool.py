@@ -87,7 +87,7 @@ class WorkerPool(Generic[T]):
         return len(self._running) + len(self._waiting) + len(self._alone)
 
     def runs_last(self) -> bool:
-        """Return whether one item is running and none is waiting. A method: callers that ask for each item bind it."""
+        """Return whether one item is running and none is waiting. A method, so that callers can bind it."""
         return not self._waiting and len(self._running) == 1 and not self._alone
 
     @property
