@@ -33,6 +33,8 @@ from conquiet.testing.postgres import PostgresServer
 
 TORTURE = os.environ.get("CONQUIET_TORTURE") == "1"
 PROMOTIONS = 20 if TORTURE else 1
+RENEWED_S = 30
+"""Longest outage. It takes a second; without a renewed pool, most of a minute."""
 METADATA = MetaData()
 EFFECTS = Table("effects", METADATA, Column("row", Integer, primary_key=True), Column("id", String(40), nullable=False))
 
@@ -198,7 +200,7 @@ async def promote_under_work(
                 await asyncio.to_thread(change)
                 before = await asyncio.to_thread(lambda: len(pair.effects()))
                 # Before the old primary ends: the application must leave a primary that only refuses writes.
-                await wait_until_async(partial(has_more_effects, pair, before + 5))
+                await wait_until_async(partial(has_more_effects, pair, before + 5), timeout_s=RENEWED_S)
             await asyncio.to_thread(pair.rejoin)
         history.recovery()
         stop.set()
