@@ -356,7 +356,8 @@ async def test_a_start_that_is_not_answered_in_time_begins_again(
     options = {**fast, "connect_timeout_s": 60.0, "concurrency": 3}
 
     async with RabbitConsumer(proxy.url_for(rabbit.url), queue, recorder(), **options) as consumer:
-        await wait_until_async(lambda: consumer._session is None)
+        # A second, because of the request. The heartbeat would end the link after two minutes.
+        await wait_until_async(lambda: consumer._session is None, timeout_s=60)
         proxy.disarm()
         proxy.resume()
         await acknowledged(consumer, 20)
